@@ -190,6 +190,14 @@ OPTIONS: tuple[Option, ...] = (
         "/proc/PID/comm, at most 15 characters, separated by commas. A device that any other process uses outside of "
         "all leases gets no task. * allows all.",
     ),
+    Option(
+        "spot_notices",
+        "",
+        "string",
+        "What tells that this host's spot machine is taken back: aws, gcp or azure for the provider's metadata server, "
+        "or the path of a file that exists once this is so. The worker then gets no new task, and its tasks save and "
+        "move at once. Empty: nothing is asked.",
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""

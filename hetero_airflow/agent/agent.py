@@ -19,10 +19,11 @@ from hetero_airflow.agent.protocol import (
     valid_readings,
 )
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
+from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
 from hetero_airflow.engines.cgroups import covered
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.worker import Inventory, Worker
+from hetero_airflow.model.worker import SPOT_LABEL, Inventory, Worker, is_spot_worker
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Agent:
         server: ServerConnection,
         *,
         used: UsedDevices | None = None,
+        spot: SpotWatch | None = None,
         pause: Callable[[float], bool],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
@@ -78,6 +80,9 @@ class Agent:
         self._worker_id, self._engine = worker_id, engine
         self._watch, self._leases, self._errors, self._server = watch, leases, errors, server
         self._used = used or UsedDevices(ANY_PROCESS)
+        self._spot = spot or SpotWatch(None)
+        self._seen_notice = ""
+        """The notice at the last step."""
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
         """As it is reported."""
@@ -99,12 +104,24 @@ class Agent:
 
         :raises RefusedByServer: the server refuses this agent, and waiting does not help
         """
-        while not self._pause(self._step()):
+        self._spot.start()
+        while not self._wait(self._step()):
             pass
         self._leave()
 
+    def _wait(self, seconds: float) -> bool:
+        """Wait this long, or until the provider gives a notice; returns whether the agent was told to stop."""
+        while self._spot.is_watching and seconds > CHECK_S:
+            if self._pause(CHECK_S):
+                return True
+            if self._spot.notice != self._seen_notice:
+                return False
+            seconds -= CHECK_S
+        return self._pause(seconds)
+
     def _step(self) -> float:
         """Send what is due; returns how long to wait before the next step."""
+        self._seen_notice = self._spot.notice
         self._read_inventory()
         worker = self._worker
         if worker is None:
@@ -146,7 +163,13 @@ class Agent:
         errors = self._errors.unconfirmed()
         inventory = self._server_inventory
         reply = self._exchange(
-            Heartbeat(worker=self._worker_id, inventory=inventory, telemetry=self._telemetry, errors=errors)
+            Heartbeat(
+                worker=self._worker_id,
+                inventory=inventory,
+                telemetry=self._telemetry,
+                errors=errors,
+                reclaimed=self._seen_notice,
+            )
         )
         self._telemetry = ()
         if reply.inventory and reply.inventory == inventory:
@@ -214,11 +237,10 @@ class Agent:
     def _leave(self) -> None:
         """Take no new task, wait until the running tasks end, leave. A second signal to stop ends the wait."""
         log.info("Told to stop: worker %s takes no new task.", self._worker_id)
-        heartbeat = Heartbeat(worker=self._worker_id, is_leaving=True)
         answered_at, leases_left = self._clock(), -1
         while self._clock() - answered_at < LEAVE_TIMEOUT_S:
             self._read_inventory()
-            reply = self._try(lambda: self._exchange(heartbeat))
+            reply = self._try(lambda: self._exchange(self._leaving_heartbeat()))
             if reply is not None:
                 answered_at = self._clock()
                 # the server needs no inventory of a worker that takes no task
@@ -236,3 +258,9 @@ class Agent:
                 )
                 return
         log.warning("The API server does not answer: worker %s leaves without telling it.", self._worker_id)
+
+    def _leaving_heartbeat(self) -> Heartbeat:
+        """The heartbeat of an agent that was told to stop. On a spot machine this means that the machine ends."""
+        is_spot = self._worker is not None and is_spot_worker(self._worker.labels)
+        cause = f"its agent was told to stop, and it has the label {SPOT_LABEL}" if is_spot else ""
+        return Heartbeat(worker=self._worker_id, is_leaving=True, reclaimed=self._spot.notice or cause)

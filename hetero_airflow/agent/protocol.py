@@ -228,6 +228,8 @@ class Heartbeat(_Body):
     """Errors since the last answered heartbeat. Repeated errors count once."""
     is_leaving: bool = False
     """The agent was told to stop: the worker gets no new task."""
+    reclaimed: Annotated[str, Field(max_length=MAX_LEASE_CHARACTERS), AfterValidator(_check_printable)] = ""
+    """Why the machine is taken back: the worker gets no new task, and its tasks save and move. Empty if it is not."""
 
 
 class ServerReply(BaseModel):

@@ -11,6 +11,7 @@ from airflow.configuration import conf
 from airflow.utils.net import get_hostname
 
 from hetero_airflow import engines, policies
+from hetero_airflow.discovery.spot.notices import check_notice_setting
 from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
@@ -44,6 +45,7 @@ class Configuration:
     rules: Rules = DEFAULTS
     site_links: Mapping[str, float] = field(default_factory=dict)
     allowed_processes: frozenset[str] = frozenset()
+    spot_notices: str = ""
     hang_timeout_s: float = 900.0
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
 
@@ -86,6 +88,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "shares": lambda: TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
         "allowed_processes": lambda: parse_processes(_text("allowed_device_processes")),
         "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
+        "spot_notices": _spot_notices,
         "hang_timeout_s": partial(_positive, "hang_timeout_s"),
     }
 
@@ -104,6 +107,12 @@ def _policy() -> str:
             remedy=f"{did_you_mean(policies.SUBSTITUTES.get(name, name), known)}Use one of {', '.join(known)}",
         )
     return name
+
+
+def _spot_notices() -> str:
+    text = _text("spot_notices")
+    check_notice_setting(text, f"[{SECTION}] spot_notices")
+    return text
 
 
 def _positive(name: str) -> float:

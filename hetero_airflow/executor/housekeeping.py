@@ -12,6 +12,7 @@ from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApi
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.device_health.spot_host import SpotHost
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
 from hetero_airflow.executor.retention import WorkerRetention
@@ -54,6 +55,7 @@ class Housekeeping:
         self._history = timedelta(days=configuration.history_days)
         self._liveness = LostWorkerWatch(store, configuration.worker_timeout_s, local_worker_id)
         self._retention = WorkerRetention(store, configuration.forget_workers_after_s, self._history.total_seconds())
+        self._spot_host = SpotHost(store, local_worker_id, configuration.spot_notices)
         self._periods = Periods(
             queued=queued_timeout_s / 4,
             running=_RUNNING_EVERY_S,
@@ -71,6 +73,7 @@ class Housekeeping:
         :param waiting_ids: the requests whose tasks wait here
         :param running_ids: the requests whose tasks run, or were handed over
         """
+        self._spot_host.step(now)
         self._refresh_tasks(waiting_ids, running_ids, now)
         if self._periods.is_due("heartbeat", now):
             self._store.record([WorkerSeen(self.local_worker)] if self.local_worker else [], now)

@@ -22,6 +22,8 @@ class HoldKind(StrEnum):
     """The device's health, after errors. It ends when a burn-in computation passes or a person lifts it."""
     LEAVING = "leaving"
     """The worker's agent, which is stopping and waits for its tasks. It ends when an agent starts there again."""
+    RECLAIMED = "reclaimed"
+    """The provider of a spot machine, which takes the machine back. It ends when there is no notice any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,12 @@ class Hold:
     def __str__(self) -> str:
         since = f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         return f"{self.kind} since {since}: {self.cause}; back when {self.returns}"
+
+
+def reclaimed_hold(worker_id: str, cause: str, since: datetime) -> Hold:
+    """The hold on a worker whose machine is taken back: its tasks save and move."""
+    returns = "its machine has no notice of its provider any more"
+    return Hold(worker_id, "", HoldKind.RECLAIMED, cause, since, returns, moves=True)
 
 
 def holds_on(device: Device, holds: Iterable[Hold]) -> tuple[Hold, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -129,6 +130,19 @@ def parse_labels(text: str, option: str) -> dict[str, str]:
 
 TYPE_LABEL = "hetero/type"
 """Label of a worker: the name of its machine type where machines are ordered, such as ``p4d.24xlarge``."""
+
+
+SPOT_LABEL = "hetero/spot"
+"""Label of a worker on a machine that its provider may take back, such as ``true``."""
+
+
+def is_spot_worker(labels: Mapping[str, str]) -> bool:
+    """Whether a worker with these labels is on a spot machine: it has the label, and not with the value false.
+
+    >>> [is_spot_worker(labels) for labels in ({}, {"hetero/spot": "true"}, {"hetero/spot": "false"})]
+    [False, True, False]
+    """
+    return labels.get(SPOT_LABEL, "false").lower() != "false"
 
 
 def worker_type(worker: Worker) -> str:

@@ -82,7 +82,7 @@ def forgettable_workers(
     its requests would be refused. A worker with a hold must not come back without it, and a hold goes with the worker.
     """
     leased = {lease.worker_id for lease in snapshot.leases}
-    held = {hold.worker_id for hold in snapshot.holds if hold.kind is not HoldKind.LEAVING}
+    held = {hold.worker_id for hold in snapshot.holds if hold.kind not in (HoldKind.LEAVING, HoldKind.RECLAIMED)}
     newest_first = sorted(
         snapshot.workers,
         key=lambda worker: (worker.state is WorkerState.ONLINE, last_seen.get(worker.id, long_before), worker.id),

@@ -31,7 +31,7 @@ from hetero_airflow.agent.protocol import (
 from hetero_airflow.agent.tokens import TokenClaims, TokenRefused, hash_secret, read_public_key, request_digest
 from hetero_airflow.health.error_classes import ErrorClass, classify_xid, ecc_text
 from hetero_airflow.health.transitions import HealthChanged, ObservedError, error_changes
-from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.hold import Hold, HoldKind, reclaimed_hold
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
@@ -125,8 +125,11 @@ class AgentRoutes:
         _check_own(claims, heartbeat.worker)
         alive = WorkerAlive(claims.sub, heartbeat.telemetry, heartbeat.leases)
         leaving = _leaving(claims.sub) if heartbeat.is_leaving else None
+        reclaimed = _reclaimed(claims.sub, heartbeat.reclaimed) if heartbeat.reclaimed else None
         errors = health_changes(claims.sub, heartbeat.errors, datetime.now(UTC))
-        return await self._write(AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
+        return await self._write(
+            AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, reclaimed, errors)
+        )
 
     async def _read(self, request: Request, path: str, limit: int) -> tuple[TokenClaims, str, bytes]:
         """The token, its key, and the body. The body is read only after the token is verified."""
@@ -174,6 +177,10 @@ def _observed(error: DeviceError, now: datetime) -> ObservedError:
 def _leaving(worker_id: str) -> HoldPlaced:
     cause, returns = "its agent was told to stop", "an agent starts there again"
     return HoldPlaced(Hold(worker_id, "", HoldKind.LEAVING, cause, datetime.now(UTC), returns))
+
+
+def _reclaimed(worker_id: str, cause: str) -> HoldPlaced:
+    return HoldPlaced(reclaimed_hold(worker_id, cause, datetime.now(UTC)))
 
 
 def _check_own(claims: TokenClaims, worker_id: str) -> None:

@@ -82,6 +82,7 @@ class World:
     def send_heartbeat(self, beat: Heartbeat) -> ServerReply:
         parts = ["leaving" if beat.is_leaving else "beat", *(f"{reading.power_w:g} W" for reading in beat.telemetry)]
         parts += sorted(beat.leases)
+        parts += [f"taken back: {beat.reclaimed}"] * bool(beat.reclaimed)
         parts += [f"{error.device_id}:{error.xid or f'{error.ecc_errors} ECC'}" for error in beat.errors]
         self.sent.append((round(self.now, 1), " ".join(parts)))
         return self.answer(beat) or ServerReply(inventory=self.known, leases=0 if beat.is_leaving else None)
@@ -93,10 +94,12 @@ class World:
         self.now += seconds
         return False
 
-    def run(self, used: UsedDevices | None = None) -> list[tuple[float, str]]:
+    def run(self, used: UsedDevices | None = None, spot: object = None) -> list[tuple[float, str]]:
         rng = random.Random(1)
         ports = (self, self, self.errors, self)
-        Agent("worker-a", "celery", *ports, used=used, pause=self.pause, rng=rng, clock=lambda: self.now).run()
+        Agent(
+            "worker-a", "celery", *ports, used=used, spot=spot, pause=self.pause, rng=rng, clock=lambda: self.now
+        ).run()
         return self.sent
 
 
@@ -341,3 +344,50 @@ def test_a_leaving_worker_still_looks_at_the_devices_of_runs_that_end(tmp_path):
     world.answer = lambda message: ServerReply(leases=len(world.unchecked.ids))
     assert world.run()[-1] == (5, "leaving")
     assert not path.exists()
+
+
+class Notices:
+    """A watch whose notice comes at one time and goes at another."""
+
+    is_watching = True
+
+    def __init__(self, world: World, from_s: float, until_s: float) -> None:
+        self._world, self._from_s, self._until_s = world, from_s, until_s
+
+    @property
+    def notice(self) -> str:
+        return "gone soon" if self._from_s <= self._world.now < self._until_s else ""
+
+    def start(self) -> None:
+        pass
+
+
+def test_a_notice_of_the_provider_is_reported_at_once_and_so_is_its_end():
+    world = World([inventory()], stop_at_s=22)
+    assert world.run(spot=Notices(world, 6, 13)) == [
+        (0, "inventory of 2"),
+        (5, "beat"),
+        (6, "beat taken back: gone soon"),
+        (11, "beat taken back: gone soon"),
+        (13, "beat"),
+        (18, "beat"),
+        (22, "leaving"),
+    ]
+
+
+def test_a_server_that_is_away_is_not_asked_more_often_because_of_a_notice():
+    world = World([inventory()], stop_at_s=60)
+
+    def answer(report):
+        raise down()
+
+    world.answer = answer
+    world.run(spot=Notices(world, 0, 60))
+    assert len(world.sent) < 40
+
+
+@pytest.mark.parametrize("spot", ["true", "false"])
+def test_a_spot_worker_that_is_told_to_stop_lets_its_tasks_move(spot):
+    world = World([inventory(labels={"hetero/spot": spot})], stop_at_s=1)
+    cause = " taken back: its agent was told to stop, and it has the label hetero/spot" if spot == "true" else ""
+    assert world.run()[-1] == (1, f"leaving{cause}")

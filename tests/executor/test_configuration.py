@@ -25,6 +25,7 @@ def test_the_defaults_are_those_that_the_provider_shows():
         ("hang_timeout_s", "15m", "no positive number"),
         ("forget_workers_after", "soon", "found no duration. Write a duration of at least 60 s and at most 366d"),
         ("forget_workers_after", "30s", "found 30 s. Write a duration of at least 60 s"),
+        ("spot_notices", "amazon", "Use one of aws, gcp, azure, or the path of a notice file"),
         ("shares", "research: 3", "Write each as PATH=WEIGHT"),
         ("labels", "zone=a", "no JSON object of texts"),
         ("labels", '{"zone": 1}', "no JSON object of texts"),

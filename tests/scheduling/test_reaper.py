@@ -131,5 +131,5 @@ def test_a_worker_with_a_hold_of_a_person_or_an_error_is_kept_for_longer() -> No
     holds = tuple(Hold(name, "", kind, "new fan", EPOCH, "it is lifted") for name, kind in kinds.items())
     snapshot = Snapshot(1, (a_worker("online"), *map(a_lost, sorted(kinds))), holds=holds)
     seen = dict.fromkeys([*kinds, "online"], EPOCH)
-    assert forgettable_workers(snapshot, seen, LATE, EPOCH) == ("leaving",)
+    assert forgettable_workers(snapshot, seen, LATE, EPOCH) == ("leaving", "reclaimed")
     assert forgettable_workers(snapshot, seen, LATE, LATE) == ("drained", "leaving", "quarantined")

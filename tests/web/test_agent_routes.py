@@ -21,6 +21,7 @@ from hetero_airflow.agent.protocol import (
     InventoryReport,
 )
 from hetero_airflow.agent.tokens import hash_secret, public_key_hex
+from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -269,6 +270,33 @@ def test_a_worker_that_leaves_is_reported_what_is_left(speaker, store):
     agent.report()
     assert store.snapshot().holds == ()
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
+
+
+def test_the_tasks_of_a_machine_that_is_taken_back_move_until_there_is_no_notice(speaker, store):
+    agent = speaker()
+    agent.report()
+    lease = a_lease(store, "r1", "worker-a")
+    agent.beat(reclaimed="AWS is to stop it at 12:00")
+    agent.beat(reclaimed="AWS is to stop it at 12:01")
+    (hold,) = store.snapshot().holds
+    assert (hold.kind, hold.device_id, hold.moves, hold.cause) == (
+        HoldKind.RECLAIMED, "", True, "AWS is to stop it at 12:00",
+    )  # fmt: skip
+    assert not any(device.leasable for device in store.snapshot().workers[0].devices)
+    assert [moved.id for moved, _ in leases_to_migrate(store.snapshot())] == [lease.id]
+    agent.report()
+    assert [hold.kind for hold in store.snapshot().holds] == [HoldKind.RECLAIMED]
+    agent.beat()
+    assert store.snapshot().holds == ()
+
+
+def test_a_spot_machine_that_is_told_to_stop_leaves_and_moves_its_tasks(speaker, store):
+    agent = speaker()
+    agent.report()
+    a_lease(store, "r1", "worker-a")
+    assert agent.beat(is_leaving=True, reclaimed="its agent was told to stop").json()["leases"] == 1
+    assert {hold.kind for hold in store.snapshot().holds} == {HoldKind.LEAVING, HoldKind.RECLAIMED}
+    assert len(leases_to_migrate(store.snapshot())) == 1
 
 
 def a_lease(store, request_id: str, worker_id: str) -> Lease:

@@ -19,6 +19,8 @@ from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enroll import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.spot.notices import notice_source
+from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
@@ -71,9 +73,12 @@ def run_agent(
     interval_s, timeout_s = configuration.discovery_interval_s, configuration.probe_timeout_s
     watch = InventoryWatch(worker_id, worker_labels, interval_s=interval_s, probe_timeout_s=timeout_s)
     errors, used = ErrorWatch(), UsedDevices(configuration.allowed_processes)
+    spot = SpotWatch(notice_source(configuration.spot_notices))
+    ports = (watch, leases, errors, connection)
     try:
-        Agent(worker_id, engine, watch, leases, errors, connection, used=used, pause=signals.pause, rng=rng).run()
+        Agent(worker_id, engine, *ports, used=used, spot=spot, pause=signals.pause, rng=rng).run()
     finally:
+        spot.close()
         watch.close()
         errors.close()
         connection.close()

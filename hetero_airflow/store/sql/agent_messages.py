@@ -43,6 +43,8 @@ class AgentMessage:
     event: WorkerSeen | WorkerAlive
     leaving: StoreEvent | None = None
     """The hold to place, if the agent was told to stop."""
+    reclaimed: StoreEvent | None = None
+    """The hold to place, if the machine is taken back."""
     errors: tuple[HealthChanged, ...] = ()
     """Changes in the health of the worker's devices; those of other devices are ignored."""
 
@@ -115,6 +117,8 @@ class _MessageBatch:
 
     def __init__(self, transaction: WriteTransaction, worker_ids: Iterable[str]) -> None:
         self._transaction, self._keys = transaction, read_keys(transaction.connection, worker_ids)
+        is_reclaimed = _HOLD.kind == HoldKind.RECLAIMED
+        self._reclaimed = set(transaction.connection.execute(select(_HOLD.worker_id).where(is_reclaimed)).scalars())
         self._latest = {worker_id: (row.nonce, row.instance) for worker_id, row in self._keys.items()}
 
     def admit(self, message: AgentMessage) -> Admission:
@@ -138,10 +142,21 @@ class _MessageBatch:
                 yield message.leaving
         elif isinstance(message.event, WorkerSeen) and message.instance != self._keys[worker_id].instance:
             yield HoldLifted(worker_id, "", HoldKind.LEAVING)
+        yield from self._reclaim_events(message)
         if message.errors:
             query = select(tables.device.c.id).where(tables.device.c.worker_id == worker_id)
             device_ids = set(self._transaction.connection.execute(query).scalars())
             yield from (changed for changed in message.errors if changed.device_id in device_ids)
+
+    def _reclaim_events(self, message: AgentMessage) -> Iterator[StoreEvent]:
+        """Place or lift the hold when that changes. Only heartbeats tell; the first hold stays, with its time."""
+        is_held = message.worker_id in self._reclaimed
+        if message.reclaimed is not None and not is_held:
+            self._reclaimed.add(message.worker_id)
+            yield message.reclaimed
+        elif message.reclaimed is None and is_held and isinstance(message.event, WorkerAlive):
+            self._reclaimed.discard(message.worker_id)
+            yield HoldLifted(message.worker_id, "", HoldKind.RECLAIMED)
 
     def _is_leaving(self, worker_id: str) -> bool:
         is_leaving = (_HOLD.worker_id == worker_id, _HOLD.device_id == "", _HOLD.kind == HoldKind.LEAVING)
