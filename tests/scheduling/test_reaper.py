@@ -132,4 +132,4 @@ def test_a_worker_with_a_hold_of_a_person_or_an_error_is_kept_for_longer() -> No
     snapshot = Snapshot(1, (a_worker("online"), *map(a_lost, sorted(kinds))), holds=holds)
     seen = dict.fromkeys([*kinds, "online"], EPOCH)
     assert forgettable_workers(snapshot, seen, LATE, EPOCH) == ("leaving", "reclaimed")
-    assert forgettable_workers(snapshot, seen, LATE, LATE) == ("drained", "leaving", "quarantined")
+    assert forgettable_workers(snapshot, seen, LATE, LATE) == ("drained", "leaving", "quarantined", "reclaimed")
