@@ -13,7 +13,7 @@ _JSON = _flag("--json", "Print JSON for programs, not a table for people")
 _SITE = Arg(("--site",), metavar="SITE", help="Show only the workers of this site (label hetero/site)")
 _TASK = (
     Arg(("dag_id",), help="The id of the DAG"),
-    Arg(("run_id",), help="The id of the DAG run"),
+    Arg(("run_id",), nargs="?", help="The id of the DAG run; default: the newest run"),
     Arg(("task_id",), help="The id of the task"),
 )
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="An id that `airflow hetero workers --json` shows")

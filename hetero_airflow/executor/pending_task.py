@@ -13,11 +13,12 @@ from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
 from hetero_airflow.executor.context.attained_service import AttainedService
-from hetero_airflow.executor.task_log import SchedulerCallbacks, with_task_names, write_task_log
+from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
-from hetero_airflow.model.plan import Wait
+from hetero_airflow.model.plan import ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.scheduling.pending_events import RequestEvent
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
@@ -32,6 +33,15 @@ the start."""
 
 _LOG_S = 0.2
 """The logs of waiting tasks are written for this long in one heartbeat. On a busy disk, one takes milliseconds."""
+
+_LOG_LINES = 100
+"""How many lines one heartbeat writes at most; 2,000 waiting tasks have theirs after 20 heartbeats."""
+
+_LOG_PAUSE = timedelta(seconds=30)
+"""The least time between two lines about the wait of a task."""
+
+_LOG_PART = 0.05
+"""The part of the time that a task has waited, after which its log gets another line: some 130 lines in a day."""
 
 
 @dataclass(slots=True)
@@ -51,8 +61,11 @@ class PendingTask:
     """How many of its starts failed one after the other while the API server answered."""
     not_before: datetime | None = None
     """When it may be placed again; None for at once."""
-    logged_reason: str = ""
-    """The last reason for waiting in its log."""
+    logged_wait: str = ""
+    """What its log says last of its wait."""
+    logged_code: ReasonCode | None = None
+    """The kind of reason in it."""
+    logged_at: datetime | None = None
     gang: str = ""
     """The placement of its gang for which it waits; empty if it is in no gang."""
     gang_size: int = 1
@@ -102,14 +115,26 @@ class PendingTask:
             gang_size=self.gang_size,
         )
 
-    def log_wait(self, decision: Wait, snapshot: Snapshot, now: datetime) -> None:
-        """Write into the task's log why it waits, if the reason is new."""
-        text = f"Waiting for {self.request}: {decision.reason}"
-        if text != self.logged_reason:
-            self.logged_reason = text
-            named = with_task_names(text, snapshot, self.workload.ti.dag_id)
-            line = f"{named} (place {decision.position} in the queue)"
-            write_task_log(self.workload.log_path, line, now)
+    def may_log_wait(self, decision: Wait, now: datetime) -> bool:
+        """Whether the last line in its log about its wait is old enough for another one.
+
+        A new kind of reason comes after `_LOG_PAUSE`. Other changes also wait for a part of the time that the task has
+        waited, so that days in the queue do not fill the disk.
+        """
+        if self.logged_at is None or now < self.logged_at:  # the clock was set back
+            return True
+        is_new_kind = decision.reason.code != self.logged_code
+        return now - self.logged_at >= (_LOG_PAUSE if is_new_kind else max(_LOG_PAUSE, (now - self.since) * _LOG_PART))
+
+    def log_wait(self, decision: Wait, names: TaskNames, now: datetime) -> bool:
+        """Write into the task's log why it waits and at which place; False if it says that already."""
+        wait = f"Waiting for {self.request}: {decision.reason} (place {decision.position} in the queue)"
+        text = names.put_into(wait, {self.workload.ti.dag_id})
+        if text == self.logged_wait:
+            return False
+        self.logged_wait, self.logged_code, self.logged_at = text, decision.reason.code, now
+        write_task_log(self.workload.log_path, text, now)
+        return True
 
 
 class TaskQueue:
@@ -145,13 +170,15 @@ class TaskQueue:
 
     def log_waits(self, snapshot: Snapshot, now: datetime) -> None:
         """Let the tasks' logs say why they wait. Thousands may be new at once: the next call goes on with the rest."""
-        until = time.monotonic() + _LOG_S
-        while self.waits:
-            key = next(iter(self.waits))
-            decision = self.waits.pop(key)
-            if key in self.tasks:
-                self.tasks[key].log_wait(decision, snapshot, now)
-            if time.monotonic() >= until:
+        for key in [key for key in self.waits if key not in self.tasks]:
+            del self.waits[key]
+        due = [key for key, decision in self.waits.items() if self.tasks[key].may_log_wait(decision, now)]
+        if not due:
+            return
+        names, lines, until = TaskNames.of(snapshot), 0, time.monotonic() + _LOG_S
+        for key in due:
+            lines += self.tasks[key].log_wait(self.waits.pop(key), names, now)
+            if lines >= _LOG_LINES or time.monotonic() >= until:
                 break
 
     def submit(self, task: PendingTask) -> None:

@@ -28,6 +28,7 @@ from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import Policy
 
@@ -88,8 +89,8 @@ class PlacementChecks:
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
             if isinstance(decision, Place | Refuse):
                 self._hand_over(keys[id_], answer_of(decision))
-            elif isinstance(decision, Wait):
-                self.tasks[keys[id_]].log_wait(decision, snapshot, now)
+            elif isinstance(decision, Wait) and self.tasks[keys[id_]].may_log_wait(decision, now):
+                self.tasks[keys[id_]].log_wait(decision, TaskNames.of(snapshot), now)
 
     def _hand_over(self, key: Any, answer: PlacementAnswer) -> None:
         workload = self.tasks.pop(key).workload

@@ -123,7 +123,7 @@ def _timeout_text(task: PendingTask, now: datetime) -> str | None:
     limit_s = task.request.wait_timeout_s if task.request is not None and not task.is_excluded else None
     if limit_s is None or task.waited_s(now) <= max(limit_s, SETTLING_TIME.total_seconds()):
         return None
-    return f"No device in time: asked to wait at most {limit_s:g} s for {task.request}; {task.logged_reason}"
+    return f"No device in time: asked to wait at most {limit_s:g} s for {task.request}; {task.logged_wait}"
 
 
 def _has_whole_gang(request_id: str, snapshot: Snapshot) -> bool:

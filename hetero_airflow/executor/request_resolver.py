@@ -56,8 +56,8 @@ class RequestResolver:
         if not self._renderer.knows(id_) and (context := self._context(task)) is not None:
             self._renderer.submit(id_, task.workload.ti.dag_id, task.requested, context)
         request = self._renderer.take(id_)
-        if request is None and now - task.since >= SETTLING_TIME and task.logged_reason != _WAIT_TEXT:
-            task.logged_reason = _WAIT_TEXT
+        if request is None and now - task.since >= SETTLING_TIME and task.logged_wait != _WAIT_TEXT:
+            task.logged_wait = _WAIT_TEXT
             write_task_log(task.workload.log_path, f"{_WAIT_TEXT}.", now)
         return request
 

@@ -7,6 +7,7 @@ the DAGs that the user may read.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from sqlalchemy import Engine
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWorkers, wanted_workers
 from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
@@ -147,10 +149,11 @@ class UserRoutes:
         """The waiting requests in the order of the last cycle, with their reasons, and the live leases."""
         readable: set[str] = get_auth_manager().get_authorized_dag_ids(user=user)
         with read_transaction(self._engine()) as connection:
-            return QueuePage(
-                waiting=read_waiting_requests(connection, readable, offset, limit),
-                leases=read_live_leases(connection, readable, offset, limit),
-            )
+            waiting = read_waiting_requests(connection, readable, offset, limit)
+            leases = read_live_leases(connection, readable, offset, limit)
+        names = TaskNames.of(self._store.snapshot())
+        waiting = [replace(request, reason=names.put_into(request.reason, readable)) for request in waiting]
+        return QueuePage(waiting=waiting, leases=leases)
 
     def wanted_workers(self, type: TypeName = None) -> MoreWorkers:
         """How many more workers would let all waiting requests start, by type or of one type; 0 for an unknown type."""

@@ -149,7 +149,8 @@ def test_queue(installation, store):
 @pytest.mark.parametrize(
     ("task", "lines"),
     [
-        (["run", "placed"], ["Placed     on worker-a, lease placed.1 (granted)", "worker-a ", "won: nothing else"]),
+        (["run", "placed"], ["Placed     on worker-a, lease granted, granted ", "worker-a ", "won: nothing else"]),
+        (["placed"], ["dag.placed, run run"]),
         (
             [RUN, "waits", "--map-index", "3"],
             [
@@ -196,6 +197,10 @@ def test_explain_as_json(installation, store):
             "Its tasks are placed, plain.\n",
         ),
         (
+            ["no", "x"],
+            "The device request of no.x can't be used; found no run of a DAG no. `airflow dags list` shows the DAGs.\n",
+        ),
+        (
             ["dag", "run", "plain"],
             "The device request of dag.plain in run run can't be used; found no request; the task instance is success. "
             "It requests no device, it does not run with HeteroExecutor, or its history was pruned.\n",
@@ -216,7 +221,7 @@ def test_explain_of_a_task_without_a_request(installation, task, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["explain", "dag", "run"], "the following arguments are required: task_id"),
+        (["explain", "dag"], "the following arguments are required: task_id"),
         (["explain", "dag", "run", "x", "--map-index", "three"], "invalid int value: 'three'"),
         (["queue", "--csv"], "unrecognized arguments: --csv"),
     ],

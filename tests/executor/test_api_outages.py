@@ -45,7 +45,7 @@ class TestPlacing:
         assert (bench.started, bench.store.snapshot().leases) == ([], ())
         newest, *_ = bench.store.request_history("dag", "run", "a").decisions
         assert newest["reason"]["code"] == "api_server"
-        assert "Connection refused" in bench.queue.tasks["a"].logged_reason
+        assert "Connection refused" in bench.queue.tasks["a"].logged_wait
         bench.bring_back_api_server()
         bench.beat(1)
         assert bench.started == ["a"]

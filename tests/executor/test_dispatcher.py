@@ -345,7 +345,7 @@ def test_no_more_is_placed_than_the_engine_can_start(bench):
     bench.hold("b")
     bench.beat()
     assert bench.started == ["a"]
-    assert "a process of the engine" in bench.dispatcher.queue.tasks["b"].logged_reason
+    assert "a process of the engine" in bench.dispatcher.queue.tasks["b"].logged_wait
     bench.beat(1)
     assert bench.started == ["a", "b"]
 
@@ -365,7 +365,7 @@ def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
     bench.hold("a")
     bench.beat()
     assert bench.reports == []
-    assert "no answer within 10 s" in bench.dispatcher.queue.tasks["a"].logged_reason
+    assert "no answer within 10 s" in bench.dispatcher.queue.tasks["a"].logged_wait
     bench.store.record([WorkerSeen(a_worker())], bench.clock.now())
     bench.beat(1)
     assert bench.started == ["a"]

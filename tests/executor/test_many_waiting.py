@@ -6,17 +6,31 @@ import uuid
 from collections import Counter
 
 from hetero_airflow.executor import pending_task
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.model.plan import Account, Reason, ReasonCode, Wait
 
 WAITING = 40
 
 
+def a_wait(position: int = 1, code: ReasonCode = ReasonCode.BUSY) -> Wait:
+    return Wait("id", position, Reason(code, "2 × gpu", "none free"), Account("priority", "waits"))
+
+
 def log_lines(monkeypatch) -> list[str]:
-    """The lines in the logs of tasks. There is no time for more than one in a heartbeat, as on a busy disk."""
+    """The lines in the logs of tasks."""
     lines: list[str] = []
     monkeypatch.setattr(pending_task, "write_task_log", lambda path, text, now: lines.append(text))
-    monkeypatch.setattr(pending_task, "_LOG_S", 0.0, raising=False)
     return lines
+
+
+def end_one(bench) -> None:
+    """The oldest running task ends, so that the next one starts and all others move up."""
+    key = next(iter(bench.keeper.running))
+    lease = bench.keeper.running[key].lease
+    bench.tasks.rows[lease.request_id] = TaskProcess("success")
+    bench.engine.alive.clear()
+    bench.keeper.end(key, "the task ended")
 
 
 def hold_many(bench) -> None:
@@ -25,14 +39,79 @@ def hold_many(bench) -> None:
 
 
 def test_the_logs_of_many_new_tasks_do_not_delay_the_loop_and_all_say_in_the_end_why_they_wait(bench, monkeypatch):
+    """There is no time for more than one line in a heartbeat, as on a busy disk."""
     lines = log_lines(monkeypatch)
+    monkeypatch.setattr(pending_task, "_LOG_S", 0.0)
     hold_many(bench)
     bench.beat()
     assert (bench.started, len(lines)) == (["task-0", "task-1"], 1)
     for _ in range(WAITING):
         bench.beat()
-    reasons = [task.logged_reason for task in bench.queue.tasks.values()]
-    assert lines == [f"{reason} (place {place} in the queue)" for place, reason in enumerate(reasons, 1)]
+    assert [line.split("(")[-1] for line in lines] == [f"place {place} in the queue)" for place in range(1, 39)]
+
+
+def test_a_heartbeat_writes_a_limited_number_of_lines(bench, monkeypatch):
+    lines = log_lines(monkeypatch)
+    monkeypatch.setattr(pending_task, "_LOG_LINES", 10)
+    monkeypatch.setattr(pending_task, "_LOG_S", 60.0)
+    hold_many(bench)
+    written = []
+    for _ in range(5):
+        bench.beat(1)
+        written.append(len(lines))
+    assert written == [10, 20, 30, 38, 38]
+
+
+def test_a_new_place_is_written_every_30_s_at_most_and_nothing_without_a_change(bench, monkeypatch):
+    lines = log_lines(monkeypatch)
+    monkeypatch.setattr(pending_task, "_LOG_S", 60.0)
+    hold_many(bench)
+    bench.beat(1)
+    assert len(lines) == 38
+    for _ in range(5):  # the queue moves within the pause
+        end_one(bench)
+        bench.beat(1)
+    assert len(lines) == 38
+    bench.beat(30)
+    assert len(lines) == 38 + 33
+    assert lines[38].endswith("(place 1 in the queue)")
+    assert lines[-1].endswith("(place 33 in the queue)")
+    for _ in range(5):
+        bench.beat(31)
+    assert len(lines) == 38 + 33
+
+
+def test_days_in_a_moving_queue_do_not_fill_the_disk(bench, monkeypatch):
+    lines = log_lines(monkeypatch)
+    bench.hold("running", "gpu:2")
+    bench.hold("moved", "gpu:2")
+    bench.beat()
+    task = bench.queue.tasks["moved"]
+    wait = bench.queue.waits.setdefault("moved", a_wait())
+    for minute in range(24 * 60):
+        bench.queue.waits["moved"] = wait._replace(position=minute + 2)
+        bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(60))
+    assert task.waited_s(bench.clock.now()) > 86000
+    assert 60 < len(lines) < 150
+
+
+def test_another_kind_of_reason_is_written_after_30_s_even_after_hours(bench, monkeypatch):
+    lines = log_lines(monkeypatch)
+    bench.hold("running", "gpu:2")
+    bench.hold("waiting", "gpu:2")
+    bench.beat(1)
+    for position, code in ((2, ReasonCode.BUSY), (2, ReasonCode.API_SERVER)):
+        bench.clock.advance(10 * 3600)
+        bench.queue.waits["waiting"] = a_wait(position, code)
+        bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(1))
+    before = len(lines)
+    bench.queue.waits["waiting"] = a_wait(3, ReasonCode.API_SERVER)
+    bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(31))
+    assert len(lines) == before, "only its place is new"
+    bench.queue.waits["waiting"] = a_wait(3, ReasonCode.HEALTH)
+    bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(1))
+    assert len(lines) == before + 1
+    assert bench.queue.waits == {}
 
 
 def test_a_decision_that_still_holds_is_not_carried_out_again(bench, monkeypatch):

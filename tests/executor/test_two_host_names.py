@@ -142,7 +142,7 @@ def test_the_waiting_task_says_which_worker_holds_the_gpu(make_store, inventory_
     machine.queue("container-2", "b")
     machine.beat("container-2")
     assert machine.users == {"a"}
-    reason = machine.benches["container-2"].queue.tasks["b"].logged_reason
+    reason = machine.benches["container-2"].queue.tasks["b"].logged_wait
     assert "worker container-1 holds it; it is free here when its task there has ended" in reason
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from datetime import timedelta
+from types import SimpleNamespace
+
 import airflow.api_fastapi.app
 import pytest
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
@@ -8,6 +11,7 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.scheduling.advice.wanted_workers import WantedType
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker
@@ -33,6 +37,19 @@ def test_what_would_help_follows_the_queue(engine, store):
     assert routes.wanted_workers().workers == 0
     store.record([RequestSubmitted(a_pending(f"r{n}", "gpu:2")) for n in range(2)], EPOCH)
     assert routes.wanted_workers().workers == 1
+
+
+def test_a_reason_names_tasks_of_readable_dags_only_and_no_ids(monkeypatch, engine, store):
+    readable = SimpleNamespace(get_authorized_dag_ids=lambda user: {"dag"})
+    monkeypatch.setattr("hetero_airflow.web.user_routes.get_auth_manager", lambda: readable)
+    mine, hidden, waits = (f"01a1fa1b-42d5-78df-9288-5b4d2de1f4f{n}" for n in range(3))
+    requests = [a_pending(mine, task_id="fit"), a_pending(hidden, dag_id="secret"), a_pending(waits, task_id="waits")]
+    store.record([WorkerSeen(a_worker()), *map(RequestSubmitted, requests)], EPOCH)
+    reason = Reason(ReasonCode.RESERVED, "1 × gpu", f"{mine} and {hidden} ahead in the queue")
+    store.commit(Plan((Wait(waits, 3, reason, Account("priority", "waits")),)), EPOCH, EPOCH + timedelta(hours=1))
+    page = UserRoutes(lambda: engine).queue(user=None)
+    expected = "reserved: asked 1 × gpu, found dag.fit (run) and a task of another DAG ahead in the queue"
+    assert [(row.task_id, row.reason) for row in page.waiting] == [("waits", expected), ("fit", "")]
 
 
 @pytest.mark.parametrize("path", ["/workers", "/devices", "/queue", "/wanted-workers"])

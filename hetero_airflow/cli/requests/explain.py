@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -16,15 +18,17 @@ from rich.console import RenderableType
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.cli.action import action, open_store
+from hetero_airflow.cli.action import action, database, open_store
 from hetero_airflow.cli.device_text import count, lease_lines, request_lines, task_name, try_text
-from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
+from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
 from hetero_airflow.cli.requests.forecast import Forecast, change_lines, forecast_json, forecast_start, start_lines
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import Account, CandidateAccount
+from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.store import RequestHistory
@@ -37,7 +41,7 @@ _HISTORY: TypeAdapter[RequestHistory] = TypeAdapter(RequestHistory)
 def explain(args: Namespace) -> None:
     """Print the history of one request, and the forecast of its start."""
     now = datetime.now(UTC)
-    names = (args.dag_id, args.run_id, args.task_id, args.map_index)
+    names = (args.dag_id, args.run_id or latest_run(args.dag_id), args.task_id, args.map_index)
     history = open_store().request_history(*names)
     if history is None:
         raise missing_request_error(*names)
@@ -47,7 +51,46 @@ def explain(args: Namespace) -> None:
     if args.json:
         show_json(history_json(history) | forecast_json(forecast))
     else:
-        show(*explain_report(history, {worker.id: worker for worker in snapshot.workers}, now, forecast))
+        named = with_task_names(history, lambda ids: placed_requests(database(), ids).values())
+        show(*explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast))
+
+
+def latest_run(dag_id: str) -> str:
+    """The id of the newest run of a DAG; an empty text if it has none.
+
+    :raises StoreUnavailable: Airflow's tables can't be read
+    """
+    try:
+        with create_session(scoped=False) as session:
+            newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
+            return session.scalar(newest) or ""
+    except SQLAlchemyError as error:
+        asked = f"the newest run of {dag_id}"
+        raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
+
+
+def with_task_names(
+    history: RequestHistory, read_requests: Callable[[set[str]], Iterable[PendingRequest]]
+) -> RequestHistory:
+    """The history with the names of tasks in its newest decision and its cause, in place of the ids of requests.
+
+    :param read_requests: the requests with these ids that the store knows
+    """
+    newest, cause = json.dumps(history.decisions[:1]), history.cause
+    ids = request_ids(f"{newest} {cause}")
+    if not ids:
+        return history
+    names = TaskNames(read_requests(ids))
+
+    def named(value: Any) -> Any:
+        if isinstance(value, str):
+            return names.put_into(value)
+        if isinstance(value, list):
+            return [named(item) for item in value]
+        return {key: named(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+    decisions = (*map(named, json.loads(newest)), *history.decisions[1:])
+    return replace(history, decisions=decisions, cause=names.put_into(cause))
 
 
 def history_json(history: RequestHistory) -> dict[str, Any]:
@@ -101,7 +144,7 @@ def _outcome(history: RequestHistory, workers: Mapping[str, Worker], now: dateti
         lease = history.leases[-1]
         before = "before: " if history.state == "waiting" else ""
         granted = f"granted {age(lease.granted_at, now)} ago"
-        yield f"{before}on {lease.worker_id}, lease {lease.id} ({lease.state}), {granted}"
+        yield f"{before}on {lease.worker_id}, lease {lease.state}, {granted}"
         yield from lease_lines(lease, workers.get(lease.worker_id))
         if lease.state not in TERMINAL:
             yield f"renewed until {moment(lease.expires_at)}"
@@ -165,7 +208,7 @@ def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int
     :raises StoreUnavailable: Airflow's tables can't be read
     """
     instance = f"[{map_index}]" if map_index >= 0 else ""
-    asked = f"the device request of {dag_id}.{task_id}{instance} in run {run_id}"
+    asked = f"the device request of {dag_id}.{task_id}{instance}" + (f" in run {run_id}" if run_id else "")
     try:
         found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
     except SQLAlchemyError as error:

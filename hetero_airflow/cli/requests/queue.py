@@ -18,6 +18,7 @@ from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.task_names import TaskNames
 
 _LEASE_STYLES = {LeaseState.ACTIVE: "green", LeaseState.EXPIRED: "red"}
 
@@ -81,7 +82,8 @@ def queue_report(
     """
     yield cell(f"Waiting: {len(entries)}", style="bold")
     if entries:
-        yield _waiting_table(entries, now)
+        names = TaskNames([*(entry.pending for entry in entries), *placed.values()])
+        yield _waiting_table(entries, names, now)
         yield cell(f"More about the first: {_explain_command(entries[0].pending)}")
     yield cell("")
     yield cell(f"Leases: {len(snapshot.leases)}", style="bold")
@@ -120,13 +122,13 @@ def task_json(pending: PendingRequest) -> dict[str, Any]:
     return {name: getattr(pending, name) for name in ("dag_id", "run_id", "task_id", "map_index", "try_number")}
 
 
-def _waiting_table(entries: Sequence[QueueEntry], now: datetime) -> RenderableType:
+def _waiting_table(entries: Sequence[QueueEntry], names: TaskNames, now: datetime) -> RenderableType:
     rows = [
         (
             cell("-" if entry.position is None else entry.position),
             cell(task_name(entry.pending), try_text(entry.pending)),
             cell(age(entry.pending.submitted_at, now), entry.pending.request.priority),
-            cell(*request_lines(entry.pending.request), entry.reason),
+            cell(*request_lines(entry.pending.request), names.put_into(entry.reason)),
         )
         for entry in entries
     ]
@@ -158,4 +160,4 @@ def _explain_command(pending: PendingRequest) -> str:
 
 def _holder(lease: Lease, placed: Mapping[str, PendingRequest]) -> tuple[str, ...]:
     pending = placed.get(lease.request_id)
-    return (f"request {lease.request_id}",) if pending is None else (task_name(pending), try_text(pending))
+    return ("a task that is not known any more",) if pending is None else (task_name(pending), try_text(pending))

@@ -127,5 +127,5 @@ def _task(lease: Lease, snapshot: Snapshot) -> str:
     holder = snapshot.holders.get(lease.request_id)
     devices = ", ".join(claim.device_id for claim in lease.claims)
     if holder is None:
-        return f"lease {lease.id} on {devices}"
+        return f"a task that is not known any more, on {devices}"
     return f"{task_name(holder)} in run {holder.run_id}, on {devices}"

@@ -21,8 +21,9 @@ from hetero_airflow.executor.airflow_db.state_store import read_states, write_st
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.task_log import Note, with_task_names
+from hetero_airflow.executor.task_log import Note
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.store.store import CheckpointSaved, Store
 
@@ -60,7 +61,8 @@ class PreemptionNotices:
         """Tell the task of a lease to save and end. It waits again when it has."""
         snapshot = self._store.snapshot()
         holder = snapshot.holders.get(lease.request_id)
-        self.notify(lease, with_task_names(cause, snapshot, holder.dag_id if holder else ""), self._clock.now())
+        readable = {holder.dag_id} if holder else set()
+        self.notify(lease, TaskNames.of(snapshot).put_into(cause, readable), self._clock.now())
 
     def notify(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
         """Tell the task of a lease once to save and end, unless it is over already.

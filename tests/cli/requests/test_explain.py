@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.cli.requests.explain import explain_report, history_json, missing_request_cause
+from hetero_airflow.cli.requests.explain import explain_report, history_json, missing_request_cause, with_task_names
 from hetero_airflow.model.lease import Claim, LeaseState
 from hetero_airflow.model.plan import (
     Account,
@@ -85,6 +85,23 @@ fifo: waits at position 2
     )
 
 
+def test_other_tasks_have_their_names_and_no_ids(render):
+    first, gone = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1", "02b2fa1b-42d5-78df-9288-5b4d2de1f4f2"
+    reserved = Reason(ReasonCode.RESERVED, "1 × gpu", f"{first} ahead in the queue")
+    account = Account("priority", f"waits behind {gone}", (AlternativeAccount("1 × gpu", 1, ((1, reserved),)),))
+    store = a_store(a_pending("r1"))
+    store.commit(Plan((Wait("r1", 2, reserved, account),)), DECIDED, EPOCH + LATER)
+    asked = []
+    history = with_task_names(
+        history_of(store, "r1"), lambda ids: asked.append(ids) or [a_pending(first, task_id="fit", map_index=3)]
+    )
+    text = render(explain_report(history, {}, NOW))
+    assert "found dag.fit[3] (run) ahead in the queue" in text
+    assert "priority: waits behind another task" in text
+    assert "01a1fa1b" not in text
+    assert asked == [{first, gone}]
+
+
 def test_a_task_without_a_decision_says_so(render):
     assert (
         text_of(render, a_store(a_pending("r1")), "r1").splitlines()[-1]
@@ -105,7 +122,7 @@ dag.r1, run run
 Asks for   0.5 of a gpu (cpus=2), cooperative
 Priority   medium, weight 1
 Submitted  2026-01-01 00:00:00 UTC, 1 min 10 s ago
-Placed     on worker-a, lease r1.1 (granted), granted 1 min ago
+Placed     on worker-a, lease granted, granted 1 min ago
            0.5 of nvidia/a100-sxm4-40gb GPU-0, cooperative: 16GiB
            2 cpu cores (0-1)
            renewed until 2026-01-01 01:00:00 UTC
@@ -181,7 +198,7 @@ def test_a_placed_task_that_does_not_run_yet_says_why(render):
     store.record([StartDelayed("r1", Reason(ReasonCode.RUNTIME, "a container", 'Back-off pulling image "x"'))], DECIDED)
     assert text_of(render, store, "r1").splitlines()[4:6] == [
         'Placed     does not run yet: runtime: asked a container, found Back-off pulling image "x"',
-        "           on worker-a, lease r1.1 (granted), granted 1 min ago",
+        "           on worker-a, lease granted, granted 1 min ago",
     ]
 
 
@@ -194,7 +211,7 @@ def test_an_ended_task_has_its_cause_and_what_it_held(render):
     store.record([RequestWithdrawn("r2", "revoked"), RequestWithdrawn("r3", "")], DECIDED)
     assert text_of(render, store, "r1").splitlines()[4:8] == [
         "Ended      2026-01-01 00:00:40 UTC, 30 s ago: its host\\x1b[31m is gone",
-        "           on worker-a, lease r1.1 (evicted), granted 1 min ago",
+        "           on worker-a, lease evicted, granted 1 min ago",
         "           0.5 of nvidia/a100-sxm4-40gb GPU-0, cooperative: 16GiB",
         "           2 cpu cores (0-1)",
     ]
@@ -213,7 +230,7 @@ def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
     assert text_of(render, store, "r1").splitlines()[4:7] == [
         "Waiting    at position 1 of the queue",
         "           busy: asked 2 × nvidia/a100, found 1 of 2 free",
-        "           before: on worker-a, lease r1.1 (released), granted 1 min 10 s ago",
+        "           before: on worker-a, lease released, granted 1 min 10 s ago",
     ]
 
 

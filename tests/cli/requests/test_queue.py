@@ -103,7 +103,7 @@ dag.serve[0]                                              expired  9 min 55 s ag
 run
   nvidia/a100-sxm4-40gb (simulated) SIM-0
   on worker-b
-request r3                                                granted  9 min 55 s ago
+a task that is not known any more                         granted  9 min 55 s ago
   GPU-9
   on worker-gone"""
     )

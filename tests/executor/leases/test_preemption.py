@@ -44,7 +44,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     assert (notice.notice.by - bench.clock.now()).total_seconds() == 60
     assert bench.notes[0][0] == "low"
     assert "preempted" in bench.notes[0][1]
-    assert bench.dispatcher.queue.tasks["urgent"].logged_reason.startswith("Waiting for 2 × gpu: preempting")
+    assert bench.dispatcher.queue.tasks["urgent"].logged_wait.startswith("Waiting for 2 × gpu: preempting")
 
     # it saves and ends; Airflow puts it back into the queue, with the same try
     bench.tasks.rows[low] = TaskProcess("up_for_reschedule")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from hetero_airflow.executor.task_log import with_task_names
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.testing import a_pending
 
 READABLE = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1"
@@ -17,4 +17,9 @@ def test_a_log_names_tasks_of_its_own_dag_and_hides_those_of_other_teams():
     )
     text = f"in use by {READABLE}, {HIDDEN}, {UNKNOWN} and 4 more"
     expected = "in use by etl.fit[3] (run), a task of another DAG, another task and 4 more"
-    assert with_task_names(text, Snapshot(1, pending=requests), "etl") == expected
+    assert TaskNames.of(Snapshot(1, pending=requests)).put_into(text, {"etl"}) == expected
+
+
+def test_an_id_of_a_device_or_worker_stays():
+    text = f"GPU-{READABLE} and MIG-{READABLE}/1 of node-{HIDDEN}"
+    assert TaskNames([a_pending(READABLE)]).put_into(text) == text
