@@ -220,15 +220,32 @@ def times(output, mark):
     return [float(line.rpartition(mark)[2].split()[0]) for line in output.splitlines() if f"{mark} " in line]
 
 
-def test_two_runs_at_once_take_turns_on_the_devices(local):
-    path = local.write(HOLDER)
-    runs = [local.start(sys.executable, str(path)) for _ in range(2)]
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
+def read_until(run, mark):
+    """The lines of the output up to the first with this mark, which a run that ends before does not have."""
+    lines = []
+    for line in run.stdout:
+        lines.append(line)
+        if mark in line:
+            break
+    return "".join(lines)
+
+
+def test_two_runs_take_turns_on_the_devices(local):
+    """The second starts while the first holds: Airflow itself fails where two runs store a new DAG at once."""
+    let_go = local.folder / "let_go"
+    wait = f"while not Path({str(let_go)!r}).exists():\n        time.sleep(0.1)"
+    path = local.write(HOLDER.replace("time.sleep(2)", wait))
+    with local.start(sys.executable, str(path)) as first:
+        outputs = [read_until(first, "BEGIN")]
+        with local.start(sys.executable, str(path)) as second:
+            outputs.append(read_until(second, "waiting for 2 × gpu"))
+            let_go.touch()
+            for number, run in enumerate((first, second)):
+                outputs[number] += run.communicate(timeout=120)[0]
     assert all("STATE success" in output for output in outputs), outputs
     periods = sorted([*times(output, "BEGIN"), *times(output, "END")] for output in outputs)
     assert periods[1][0] >= periods[0][1]
-    waiting = next(output for output in outputs if "waiting for 2 × gpu" in output)
-    assert "the local run of local.hold (process" in waiting
+    assert "the local run of local.hold (process" in outputs[1]
 
 
 def test_a_killed_run_leaves_its_devices_to_the_next(local):

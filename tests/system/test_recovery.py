@@ -122,7 +122,6 @@ def test_a_cleared_task_starts_fresh_unless_it_is_to_go_on(airflow, dag_id, goes
 
 
 def test_sensors_wait_for_checkpoints_and_devices_and_a_watcher_starts_a_dag(airflow):
-    airflow.trigger("watching")  # this unpauses the DAG; the run has no event and fails
     run_id = airflow.trigger("waiting")
     airflow.wait_until(
         lambda: task(airflow, "waiting", run_id, "no_room")["state"] == "failed", "the sensor to give up", 120

@@ -95,9 +95,11 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
         marker = f"{os.environ['AIRFLOW_HOME']}/{ti.run_id.replace(':', '')}.{ti.try_number}.pid"
         with open(marker, "w") as file:
             file.write(str(os.getpid()))
-        started_at = time.time()
-        while time.time() < started_at + float(params["seconds"]):
-            sum(range(1000))
+        started_at, cpu_s = time.time(), time.process_time()
+        while (passed_s := time.time() - started_at) < float(params["seconds"]):
+            while time.process_time() - cpu_s < passed_s / 5:  # a task that does not compute counts as hung after 10 s
+                sum(range(1000))
+            time.sleep(0.05)
         return tell(started_at)
 
     long()
@@ -194,6 +196,7 @@ with DAG(
             watchers=[AssetWatcher(name="new", trigger=CheckpointPublished(of_dag="waiting", of_task="train"))],
         )
     ],
+    is_paused_upon_creation=False,  # Airflow starts the watchers of a DAG that it reads unpaused
 ):
 
     @task
