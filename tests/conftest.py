@@ -30,7 +30,11 @@ from tests.postgres_server import running_postgres
 
 GROUPS = {
     "airflow on SQLite": ("tests/system/",),
-    "airflow on PostgreSQL": ("tests/system/test_beside_other_executors.py", "tests/dags/test_example_dags.py"),
+    "airflow on PostgreSQL": (
+        "tests/system/test_beside_other_executors.py",
+        "tests/system/test_gangs.py",
+        "tests/dags/test_example_dags.py",
+    ),
     "airflow in other configurations": (
         "tests/system/test_celery.py",
         "tests/system/test_outages.py",

@@ -1,6 +1,15 @@
 """Two ranks of one training, each a task instance of its own, in a real Airflow with two simulated GPUs."""
 
+import pytest
+
+pytestmark = pytest.mark.postgres
 STEPS = 8
+
+
+@pytest.fixture
+def airflow(airflow_on_postgres):
+    """The Airflow whose group of tests has time left."""
+    return airflow_on_postgres
 
 
 def ranks(airflow, run_id):
