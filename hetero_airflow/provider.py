@@ -29,6 +29,7 @@ def get_provider_info() -> dict[str, Any]:
                         "description": option.description,
                         "version_added": "0.1.0",
                         "type": option.type,
+                        "sensitive": option.is_secret,
                         "example": None,
                         # Airflow formats defaults with str.format
                         "default": option.default.replace("{", "{{").replace("}", "}}"),

@@ -31,6 +31,8 @@ class Option:
     default: str
     type: str
     description: str
+    is_secret: bool = False
+    """Airflow does not print it, and reads it from a command or a secrets backend too."""
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -197,6 +199,13 @@ OPTIONS: tuple[Option, ...] = (
         "What tells that this host's spot machine is taken back: aws, gcp or azure for the provider's metadata server, "
         "or the path of a file that exists once this is so. The worker then gets no new task, and its tasks save and "
         "move at once. Empty: nothing is asked.",
+    ),
+    Option(
+        "metrics_token",
+        "",
+        "string",
+        "The token that Prometheus sends to read /hetero/metrics, at least 16 characters. Empty: nobody reads them.",
+        is_secret=True,
     ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )

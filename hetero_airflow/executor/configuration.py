@@ -15,6 +15,7 @@ from hetero_airflow.discovery.spot.notices import check_notice_setting
 from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
+from hetero_airflow.metrics.access import metrics_token
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.model.worker import parse_labels
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
@@ -60,7 +61,7 @@ def read_configuration() -> Configuration:
 
 def option_errors() -> Iterator[SettingsError]:
     """An error for each option that can't be read, and for an engine that can't be loaded."""
-    for read in (configured_engine, *_readers().values()):
+    for read in (configured_engine, metrics_token, *_readers().values()):
         try:
             read()
         except SettingsError as error:

@@ -27,6 +27,8 @@ from tests.api_server import Speaker, make_app
 
 pytestmark = pytest.mark.system
 
+METRICS = "/metrics"
+METRICS_TOKEN = secrets.token_hex(16)
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
 TEAMS = ("red", "blue")
 USERS = f"{USER}:admin,nobody:,outsider:none,reader:viewer:red"
@@ -45,7 +47,11 @@ def routes() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     """Airflow's API server alone, with users of different permissions."""
-    settings = {"AIRFLOW__CORE__MULTI_TEAM": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}
+    settings = {
+        "AIRFLOW__CORE__MULTI_TEAM": "True",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS,
+        "AIRFLOW__HETERO__METRICS_TOKEN": METRICS_TOKEN,
+    }
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
     made = LocalAirflow(home, dags, components=["api-server"], settings=settings)
     made.run("db", "migrate")
@@ -100,7 +106,7 @@ def ask(airflow: LocalAirflow, method: str, path: str, token: str | None = None,
 
 
 def test_the_app_has_the_routes_that_are_walked():
-    assert {path for _, path in routes()} == AGENTS | {"/workers", "/devices", "/queue", "/wanted-workers"}
+    assert {path for _, path in routes()} == {*AGENTS, METRICS, "/workers", "/devices", "/queue", "/wanted-workers"}
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
@@ -113,14 +119,14 @@ def test_no_route_answers_a_stranger(airflow, method, path):
                 assert answer.status_code in (401, 403), answer.text
 
 
-@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] in AGENTS])
+@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] in {*AGENTS, METRICS}])
 def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
     assert ask(airflow, method, path, user_token, content=b"{}").status_code in (401, 403)
     with httpx.Client(cookies={"_token": user_token}, timeout=30) as client:
         assert client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}").status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in AGENTS])
+@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in {*AGENTS, METRICS}])
 def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method, path):
     for name in ("nobody", "outsider"):
         assert ask(airflow, method, path, tokens[name]).status_code == 403
@@ -174,6 +180,16 @@ def test_people_see_workers_devices_and_the_queue(airflow, user_token, speaker, 
     assert (page["total"], device["device"]["id"], device["telemetry"]["power_w"]) == (3, "GPU-0", 70)
     assert ask(airflow, "GET", "/devices", user_token, params={"limit": 10**6}).status_code == 422
     assert ask(airflow, "GET", "/queue", user_token).json() == {"waiting": [], "leases": []}
+
+
+def test_prometheus_reads_the_metrics_with_their_token(airflow, speaker):
+    speaker.report()
+    answer = ask(airflow, "GET", METRICS, METRICS_TOKEN, params={"devices": "false"})
+    assert answer.status_code == 200, answer.text
+    assert 'hetero_workers{engine="celery",state="online"} 1.0' in answer.text
+    assert "hetero_device_info" not in answer.text
+    assert "hetero_device_info" in ask(airflow, "GET", METRICS, METRICS_TOKEN).text
+    assert ask(airflow, "GET", METRICS, METRICS_TOKEN, params={"devices": "perhaps"}).status_code == 422
 
 
 def test_people_see_what_would_help(airflow, user_token):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,6 +70,21 @@ def read_waiting_requests(
         WaitingRequest(*row[:-1], reason="" if row.reason is None else str(REASON.validate_json(row.reason)))
         for row in connection.execute(query.offset(offset).limit(limit))
     ]
+
+
+def count_waiting_reasons(connection: Connection) -> Counter[str]:
+    """Code of a `Reason` → number of waiting requests; ``undecided`` for those on which no cycle has decided."""
+    newest = select(func.max(_DECISION.id)).where(_DECISION.request_id == _REQUEST.id).correlate(tables.request)
+    query = (
+        select(_DECISION.reason, func.count())
+        .join_from(tables.request, tables.decision, _DECISION.id == newest.scalar_subquery(), isouter=True)
+        .where(_REQUEST.state == "waiting")
+        .group_by(_DECISION.reason)
+    )
+    counts: Counter[str] = Counter()
+    for reason, count in connection.execute(query):
+        counts["undecided" if reason is None else REASON.validate_json(reason).code.value] += count
+    return counts
 
 
 def read_live_leases(connection: Connection, dag_ids: Collection[str], offset: int, limit: int) -> list[LiveLease]:

@@ -7,7 +7,13 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
-from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
+from hetero_airflow.store.sql.queue import (
+    LiveLease,
+    WaitingRequest,
+    count_waiting_reasons,
+    read_live_leases,
+    read_waiting_requests,
+)
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
@@ -54,6 +60,11 @@ def test_only_the_dags_that_are_asked_for_are_reported_a_page_at_a_time(store, e
     assert [row.id for row in waits(engine, "dag-second", "dag-other")] == ["second"]
     assert waits(engine) == []
     assert [row.id for row in waits(engine, *ALL, offset=1, limit=1)] == ["second"]
+
+
+def test_waiting_requests_are_counted_by_the_kind_of_their_newest_reason(store, engine):
+    with read_transaction(engine) as connection:
+        assert count_waiting_reasons(connection) == {"busy": 2, "undecided": 1}
 
 
 def test_what_runs_is_reported_with_its_devices(store, engine):

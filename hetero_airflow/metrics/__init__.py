@@ -1,0 +1,1 @@
+"""What Prometheus reads: the table of metrics, and their values from the store."""

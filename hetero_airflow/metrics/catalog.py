@@ -1,0 +1,70 @@
+"""Every metric with its type, labels and meaning. The answers to Prometheus, the docs and the tests use this table.
+
+Names and units follow https://prometheus.io/docs/practices/naming/. No label names a run or a task, since each value
+of a label is a time series that Prometheus keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "info"]
+
+_DEVICE = ("worker", "device")
+_MODEL = ("vendor", "kind", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    """As Prometheus shows it."""
+    kind: Kind
+    text: str
+    """What it means, as one sentence."""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def is_per_device(self) -> bool:
+        """Whether it has a time series for each device; a scrape with ``devices=false`` leaves these out."""
+        return "device" in self.labels
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("hetero_build_info", "info", "The installed version of hetero-airflow.", ("version",)),
+    Metric("hetero_workers", "gauge", "Known workers.", ("engine", "state")),
+    Metric(
+        "hetero_worker_last_seen_timestamp_seconds", "gauge", "When the worker's last heartbeat arrived.", ("worker",)
+    ),
+    Metric("hetero_capacity_devices", "gauge", "Known devices, without the CPUs of hosts.", _MODEL),
+    Metric(
+        "hetero_leasable_devices", "gauge", "Devices of online workers without a hold and without a problem.", _MODEL
+    ),
+    Metric("hetero_leased_devices", "gauge", "Leased devices; a leased half counts as 0.5.", _MODEL),
+    Metric("hetero_leases", "gauge", "Live leases.", ("state",)),
+    Metric("hetero_holds", "gauge", "Workers and devices that get no new task.", ("kind",)),
+    Metric("hetero_requests_waiting", "gauge", "Waiting requests by the kind of their reason.", ("reason",)),
+    Metric("hetero_requests_unservable", "gauge", "Waiting requests that no known worker can serve."),
+    Metric("hetero_oldest_request_wait_seconds", "gauge", "How long the oldest waiting request has waited; 0 if none."),
+    Metric("hetero_wanted_workers", "gauge", "More workers that would let waiting requests start now.", ("type",)),
+    Metric(
+        "hetero_device_info",
+        "info",
+        "The facts of the device.",
+        (*_DEVICE, *_MODEL, "partition", "simulated"),
+    ),
+    Metric("hetero_device_leasable", "gauge", "1 if the device can be leased, else 0.", _DEVICE),
+    Metric("hetero_device_leased_ratio", "gauge", "The leased part of the device, from 0 to 1.", _DEVICE),
+    Metric("hetero_device_utilization_ratio", "gauge", "How busy the device is, from 0 to 1.", _DEVICE),
+    Metric("hetero_device_memory_free_bytes", "gauge", "Free memory of the device.", _DEVICE),
+    Metric("hetero_device_temperature_celsius", "gauge", "Temperature of the device.", _DEVICE),
+    Metric("hetero_device_power_watts", "gauge", "Power that the device draws.", _DEVICE),
+    Metric(
+        "hetero_device_ecc_errors_total",
+        "counter",
+        "Uncorrected memory errors since the device's driver was loaded.",
+        _DEVICE,
+    ),
+)

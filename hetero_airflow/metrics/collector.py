@@ -1,0 +1,159 @@
+"""The values of the metrics at one moment, from what the store knows. Every API server gives the same answer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from hetero_airflow import __version__
+from hetero_airflow.metrics.catalog import METRICS
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+_READINGS = {
+    "hetero_device_utilization_ratio": "utilization",
+    "hetero_device_memory_free_bytes": "memory_free_bytes",
+    "hetero_device_temperature_celsius": "temperature_c",
+    "hetero_device_power_watts": "power_w",
+    "hetero_device_ecc_errors_total": "ecc_errors",
+}
+"""Metric → field of `Telemetry`. A device without a reading has no time series; 0 would look like a reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """What the metrics are made of."""
+
+    snapshot: Snapshot
+    wanted: WantedWorkers
+    last_seen: Mapping[str, datetime]
+    """Worker id → time of its last heartbeat."""
+    telemetry: Mapping[tuple[str, str], Telemetry]
+    """(worker id, device id) → its last readings."""
+    reasons: Mapping[str, int]
+    """Kind of reason → number of waiting requests."""
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a metric, with the values of its labels in the order of the catalog."""
+
+    metric: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
+    """The values for the whole fleet; their number does not grow with the devices."""
+    snapshot = facts.snapshot
+    yield Sample("hetero_build_info", 1, (__version__,))
+    workers = Counter((worker.engine, worker.state.value) for worker in snapshot.workers)
+    yield from (Sample("hetero_workers", count, labels) for labels, count in workers.items())
+    for worker_id, seen_at in facts.last_seen.items():
+        yield Sample("hetero_worker_last_seen_timestamp_seconds", seen_at.timestamp(), (worker_id,))
+    yield from _model_samples(snapshot)
+    states = Counter(lease.state.value for lease in snapshot.leases)
+    yield from (Sample("hetero_leases", count, (state,)) for state, count in states.items())
+    holds = Counter(hold.kind.value for hold in snapshot.holds)
+    yield from (Sample("hetero_holds", count, (kind,)) for kind, count in holds.items())
+    yield from (Sample("hetero_requests_waiting", count, (reason,)) for reason, count in facts.reasons.items())
+    yield Sample("hetero_requests_unservable", facts.wanted.unservable)
+    oldest = min((pending.submitted_at for pending in snapshot.pending), default=facts.now)
+    yield Sample("hetero_oldest_request_wait_seconds", max(0.0, (facts.now - oldest).total_seconds()))
+    yield from (Sample("hetero_wanted_workers", wanted.workers, (wanted.type,)) for wanted in facts.wanted.types)
+
+
+def device_samples(facts: FleetFacts) -> Iterator[Sample]:
+    """The values of each device that is not a CPU."""
+    for worker, device in _accelerators(facts.snapshot):
+        key = worker.id, device.id
+        simulated = "true" if device.simulated else "false"
+        description = (*key, *_model(device), device.partition or "", simulated)
+        yield Sample("hetero_device_info", 1, description)
+        yield Sample("hetero_device_leasable", _can_be_leased(worker, device), key)
+        leased = facts.snapshot.used(*key).share_milli / MILLI_PER_DEVICE
+        yield Sample("hetero_device_leased_ratio", leased, key)
+        telemetry = facts.telemetry.get(key)
+        if telemetry is None or worker.state is WorkerState.LOST:
+            continue
+        for metric, field in _READINGS.items():
+            value = getattr(telemetry, field)
+            if value is not None:
+                yield Sample(metric, value, key)
+
+
+def exposition(facts: FleetFacts, accept: str, *, per_device: bool) -> tuple[bytes, str]:
+    """What a scrape gets: the text and its content type.
+
+    :param accept: the header of the scrape, which asks for Prometheus' format or OpenMetrics
+    :param per_device: whether to add the time series of each device
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(facts, per_device=per_device))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _Families(Collector):
+    """The samples, grouped by metric as Prometheus' format wants them."""
+
+    def __init__(self, facts: FleetFacts, *, per_device: bool) -> None:
+        self._facts, self._per_device = facts, per_device
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are those of the catalog, and no other collector is in the registry."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Each metric of the catalog, also one without a value now."""
+        samples: dict[str, list[Sample]] = defaultdict(list)
+        for sample in fleet_samples(self._facts):
+            samples[sample.metric].append(sample)
+        if self._per_device:
+            for sample in device_samples(self._facts):
+                samples[sample.metric].append(sample)
+        for entry in METRICS:
+            if entry.is_per_device and not self._per_device:
+                continue
+            family = Metric(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
+            for sample in samples[entry.name]:
+                family.add_sample(entry.name, dict(zip(entry.labels, sample.labels, strict=True)), sample.value)
+            yield family
+
+
+def _model_samples(snapshot: Snapshot) -> Iterator[Sample]:
+    """The sums of devices by model."""
+    known: Counter[tuple[str, str, str]] = Counter()
+    leasable: Counter[tuple[str, str, str]] = Counter()
+    leased_milli: Counter[tuple[str, str, str]] = Counter()
+    for worker, device in _accelerators(snapshot):
+        model = _model(device)
+        known[model] += 1
+        leasable[model] += _can_be_leased(worker, device)
+        leased_milli[model] += snapshot.used(worker.id, device.id).share_milli
+    for model, count in known.items():
+        yield Sample("hetero_capacity_devices", count, model)
+        yield Sample("hetero_leasable_devices", leasable[model], model)
+        yield Sample("hetero_leased_devices", leased_milli[model] / MILLI_PER_DEVICE, model)
+
+
+def _accelerators(snapshot: Snapshot) -> Iterator[tuple[Worker, Device]]:
+    return ((worker, device) for worker in snapshot.workers for device in worker.devices if device.kind != "cpu")
+
+
+def _can_be_leased(worker: Worker, device: Device) -> bool:
+    return device.leasable and worker.state is WorkerState.ONLINE
+
+
+def _model(device: Device) -> tuple[str, str, str]:
+    return device.vendor, device.kind, device.model

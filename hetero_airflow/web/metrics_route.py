@@ -1,0 +1,73 @@
+"""The route for Prometheus: ``GET /hetero/metrics``, with a token of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cached_property
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy import Engine
+
+from hetero_airflow.agent.protocol import RefusalCode
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.metrics.access import is_token, metrics_token
+from hetero_airflow.metrics.collector import FleetFacts, exposition
+from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
+from hetero_airflow.store.sql.queue import count_waiting_reasons
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.web.refusals import HttpRequestRefused
+
+
+class MetricsRoute:
+    """The handler. It reads the store at each scrape, so all API servers give the same answer."""
+
+    def __init__(self, engine: Callable[[], Engine]) -> None:
+        self._engine = engine
+
+    @cached_property
+    def _store(self) -> SqlStore:
+        return SqlStore(self._engine())
+
+    def router(self) -> APIRouter:
+        """The route to the handler."""
+        router = APIRouter()
+        router.add_api_route("/metrics", self.metrics, methods=["GET"], response_model=None)
+        return router
+
+    def metrics(self, request: Request, devices: bool = True) -> Response:
+        """All metrics of `hetero_airflow.metrics.catalog`, as Prometheus' text or as OpenMetrics.
+
+        :param devices: whether to add the time series of each device
+        :raises HttpRequestRefused: the request has another token than ``[hetero] metrics_token``, or that is empty
+        """
+        check_token(request.headers.get("Authorization", ""))
+        snapshot = self._store.snapshot()
+        with read_transaction(self._engine()) as connection:
+            reasons = count_waiting_reasons(connection)
+        facts = FleetFacts(
+            snapshot,
+            wanted_workers(snapshot),
+            self._store.last_seen(),
+            self._store.telemetry() if devices else {},
+            reasons,
+            datetime.now(UTC),
+        )
+        text, content_type = exposition(facts, request.headers.get("Accept", ""), per_device=devices)
+        return Response(text, media_type=content_type)
+
+
+def check_token(sent: str) -> None:
+    """Refuse a scrape without the token.
+
+    :raises HttpRequestRefused: the configuration has no token that can be used, or the scrape sent another one
+    """
+    try:
+        token = metrics_token()
+        found = "no such token" if token else "no [hetero] metrics_token in the configuration"
+    except SettingsError as error:
+        token, found = "", f"a [hetero] metrics_token with {error.found}"
+    if not is_token(sent, token):
+        remedy = "Set [hetero] metrics_token, and send `Authorization: Bearer TOKEN` with it"
+        raise HttpRequestRefused(RefusalCode.UNAUTHENTICATED, "the metrics", found=found, remedy=remedy)

@@ -1,0 +1,103 @@
+"""The values of the metrics, read back by the parsers of Prometheus' own client."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from hetero_airflow.metrics.catalog import METRICS
+from hetero_airflow.metrics.collector import FleetFacts, exposition
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+
+NOW = EPOCH + timedelta(seconds=90)
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+LABELS = {metric.name: metric.labels for metric in METRICS}
+HOSTILE = 'rack "7"\\\nhetero_workers 99'
+
+
+def facts(snapshot: Snapshot, **fields) -> FleetFacts:
+    given = {"last_seen": {}, "telemetry": {}, "reasons": {}, "now": NOW} | fields
+    return FleetFacts(snapshot, wanted_workers(snapshot), **given)
+
+
+def values(given: FleetFacts, *, per_device: bool = True) -> dict[tuple[str, ...], float]:
+    """(metric, values of its labels…) → value, from the text of a scrape."""
+    text, _ = exposition(given, "", per_device=per_device)
+    samples = [sample for family in parse_text(text.decode()) for sample in family.samples]
+    return {(sample.name, *map(sample.labels.get, LABELS[sample.name])): sample.value for sample in samples}
+
+
+@pytest.fixture
+def fleet() -> Snapshot:
+    """A worker with a leased half of one of two GPUs and a hold, a lost worker, and a request that waits for 90 s."""
+    devices = (a_cpu(), a_device("GPU-0"), a_device("GPU-1", leasable=False, problem="hot"))
+    workers = (a_worker(devices=devices), a_worker("lost", devices=(a_device(),), state=WorkerState.LOST))
+    hold = Hold("worker-a", "GPU-1", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
+    snapshot = Snapshot(1, workers=workers, pending=(a_pending("waits", "h100"),), holds=(hold,))
+    return leased(snapshot, (a_lease("runs", **{"GPU-0": 500}), a_pending("runs", "gpu:0.5")))
+
+
+def test_a_scrape_shows_the_fleet(fleet):
+    model = ("nvidia", "gpu", "a100-sxm4-40gb")
+    telemetry = {("worker-a", "GPU-0"): Telemetry(device_id="GPU-0", utilization=0.25, power_w=70)}
+    seen = values(facts(fleet, telemetry=telemetry, last_seen={"worker-a": EPOCH}, reasons={"model": 1}))
+    assert seen["hetero_workers", "local", "online"] == seen["hetero_workers", "local", "lost"] == 1
+    assert seen["hetero_worker_last_seen_timestamp_seconds", "worker-a"] == EPOCH.timestamp()
+    assert seen["hetero_capacity_devices", *model] == 3, "the CPU is none"
+    assert seen["hetero_leasable_devices", *model] == 1, "one has a problem, and one is lost"
+    assert seen["hetero_leased_devices", *model] == 0.5
+    assert seen["hetero_holds", "drained"] == 1
+    assert seen["hetero_requests_waiting", "model"] == 1
+    assert seen["hetero_requests_unservable",] == 1
+    assert seen["hetero_oldest_request_wait_seconds",] == 90
+    assert seen["hetero_device_leased_ratio", "worker-a", "GPU-0"] == 0.5
+    assert seen["hetero_device_leasable", "worker-a", "GPU-1"] == 0
+    assert seen["hetero_device_utilization_ratio", "worker-a", "GPU-0"] == 0.25
+    assert ("hetero_device_temperature_celsius", "worker-a", "GPU-0") not in seen, "no reading is no value"
+
+
+def test_a_scrape_without_devices_has_the_sums_only(fleet):
+    names = {name for name, *_ in values(facts(fleet), per_device=False)}
+    assert "hetero_leased_devices" in names
+    assert not [name for name in names if name.startswith("hetero_device_")]
+
+
+def test_the_last_readings_of_a_lost_worker_are_not_shown(fleet):
+    telemetry = {("lost", "GPU-0"): Telemetry(device_id="GPU-0", utilization=1)}
+    assert ("hetero_device_utilization_ratio", "lost", "GPU-0") not in values(facts(fleet, telemetry=telemetry))
+
+
+def test_a_hostile_name_stays_one_value_of_a_label(fleet):
+    worker = a_worker(HOSTILE, devices=(a_device(HOSTILE),))
+    seen = values(facts(Snapshot(1, workers=(worker,)), last_seen={HOSTILE: EPOCH}))
+    assert seen["hetero_workers", "local", "online"] == 1
+    assert seen["hetero_device_leasable", HOSTILE, HOSTILE] == 1
+
+
+def test_both_formats_have_the_type_and_the_text_of_each_metric(fleet):
+    for accept, parse in (("", parse_text), (OPENMETRICS, parse_openmetrics)):
+        text, content_type = exposition(facts(fleet), accept, per_device=True)
+        assert content_type.startswith(accept.partition(";")[0] or "text/plain")
+        documented = {family.name: family.documentation for family in parse(text.decode())}
+        for metric in METRICS:
+            base = metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
+            assert metric.text in (documented.get(base), documented.get(base.removesuffix("_info"))), metric.name
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_names_and_texts_follow_the_rules_of_prometheus(metric):
+    """https://prometheus.io/docs/practices/naming/, and what promtool refuses."""
+    assert metric.name.startswith("hetero_")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert metric.name.endswith("_info") == (metric.kind == "info")
+    assert not {"milli", "ms", "bytes_total", "percent"} & set(metric.name.split("_"))
+    assert metric.text.endswith(".")
+    assert not {"dag", "run", "task"} & set(metric.labels), "each value is a time series"
