@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.errors import shorten
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import LeaseMove
+
+log = logging.getLogger(__name__)
 
 _RUN_ENDS: dict[str | None, RunEnd] = {
     TaskInstanceState.SUCCESS: RunEnd.FINISHED,
@@ -78,3 +83,10 @@ def final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:
     end = _RUN_ENDS.get(process.state, RunEnd.FAILED) if is_known else None
     has_failed = is_known and task.cause == ENDED and process.state in _FAILED_STATES
     return LeaseMove(task.lease.id, task.lease.token, task.to, _FAILED if has_failed else task.cause, end)
+
+
+def warn_of_processes(tasks: Sequence[EndingTask]) -> None:
+    """Log that processes of ended tasks still run: one line for all, since an outage of a cluster may have many."""
+    if tasks:
+        text = "The tasks of %d leases are over, but their processes still run. Devices stay leased until they end: %s"
+        log.warning(text, len(tasks), shorten(", ".join(f"{task.lease.id} ({task.cause})" for task in tasks), 500))

@@ -14,7 +14,7 @@ from hetero_airflow.clock import Periods
 from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, Liveness, termination_cause_of
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
-from hetero_airflow.executor.leases.kept_tasks import EndingTask, RunningTask, final_move
+from hetero_airflow.executor.leases.kept_tasks import EndingTask, RunningTask, final_move, warn_of_processes
 from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
 from hetero_airflow.executor.leases.lease_use import LeaseUse, has_begun, is_running, lease_use, process_of_lease
 from hetero_airflow.executor.pending_task import PendingTask
@@ -143,9 +143,10 @@ class LeaseKeeper:
         if not known:
             return []
         liveness = self.liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
-        for id_, task in self._ending.items():
-            if liveness[id_] is Liveness.ALIVE:
-                self._stop(task, known[id_], now)
+        alive = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.ALIVE]
+        warn_of_processes([task for task in alive if task.stopped_at is None])
+        for task in alive:
+            self._stop(task, known[task.lease.id], now)
         gone = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
         moves = [final_move(task, known[task.lease.id]) for task in gone]
         freed = []
@@ -288,11 +289,6 @@ class LeaseKeeper:
     def _stop(self, task: EndingTask, process: TaskProcess, now: datetime) -> None:
         if task.stopped_at is None:
             task.stopped_at = now
-            log.warning(
-                "Lease %s: its task is over (%s), but its processes still run. Its devices stay leased until they end.",
-                task.lease.id,
-                task.cause,
-            )
             self._engine.signal(self._leased_process(task.lease, process), signal.SIGTERM)
         elif now - task.stopped_at >= timedelta(seconds=_KILL_AFTER_S):
             self._engine.signal(self._leased_process(task.lease, process), signal.SIGKILL)

@@ -21,6 +21,17 @@ def states(bench, name="a"):
     return [lease.state for lease in bench.store.request_history("dag", "run", name).leases]
 
 
+def test_the_processes_of_many_ended_tasks_are_one_line_of_log(bench, caplog):
+    leases = [start(bench, name, "gpu")[1].id for name in "ab"]
+    for name in "ab":
+        bench.keeper.end(name, "the task ended")
+    for _ in range(3):
+        bench.beat(1)
+    (line,) = [record.getMessage() for record in caplog.records if "processes still run" in record.getMessage()]
+    assert line.startswith("The tasks of 2 leases are over, but their processes still run.")
+    assert all(f"{lease_id} (the task ended)" in line for lease_id in leases)
+
+
 def test_a_lease_is_freed_only_when_its_processes_are_gone(bench, caplog):
     _, lease = start(bench)
     bench.keeper.end("a", "the task ended")
