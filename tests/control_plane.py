@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
@@ -137,6 +138,16 @@ class ControlPlane:
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait()
+
+    @contextlib.contextmanager
+    def frozen_api_server(self) -> Iterator[None]:
+        """It accepts connections and answers nothing."""
+        process = self._processes["kube-apiserver"]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End all, the last started first."""

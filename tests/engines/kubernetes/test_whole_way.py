@@ -41,10 +41,17 @@ def an_api_that_answers():
 class Bench:
     """What HeteroExecutor joins, but for Airflow's tables."""
 
-    def __init__(self, api):
-        self.api, self.store, self.tasks, self.engine = api, MemoryStore(), StandInTasks(), KubernetesEngine(8)
-        self.notes, self.reports = [], []
-        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler")
+    def __init__(self, api, parallelism=8, lease_timeout_s=60):
+        self.api, self.store, self.tasks, self.engine = (
+            api,
+            MemoryStore(),
+            StandInTasks(),
+            KubernetesEngine(parallelism),
+        )
+        self.notes, self.reports, self.ends = [], [], []
+        configuration = Configuration(
+            "priority", "p", "hetero", lease_timeout_s, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler"
+        )
         callbacks = SchedulerCallbacks(
             report=lambda *report: self.reports.append(report),
             note=lambda key, text: self.notes.append(text),
@@ -75,6 +82,7 @@ class Bench:
     def beat(self):
         for key, (state, _) in self.engine.collect().items():
             if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                self.ends.append((key, state))
                 self.keeper.end(key, "the task ended")
         now = datetime.now(UTC)
         self.dispatcher.place_tasks(now)
