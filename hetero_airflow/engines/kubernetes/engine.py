@@ -108,7 +108,7 @@ class KubernetesEngine:
             task = adapter.handed_over.get(key)
             if task is not None:
                 return adapter.withdraw(key, task.lease_id)
-        return self.executor.queued_tasks.pop(key, None) is not None
+        return self.executor.withdraw(key)
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, without those whose pods have a termination cause.

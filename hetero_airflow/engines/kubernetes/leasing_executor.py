@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty
-from typing import Any, Protocol
+from typing import Any
 
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_types import ADOPTED
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import get_base_pod_from_template
 from airflow.providers.cncf.kubernetes.kube_client import _get_executor_kube_client
+from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import annotations_to_key
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
@@ -25,38 +26,15 @@ from urllib3.exceptions import HTTPError
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_delayed, is_passing
 from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
 from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_ANNOTATION
-from hetero_airflow.engines.kubernetes.claims.lease_templates import LeaseTemplates
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection, one_try_client
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.paused_jobs import PausedJobs
 from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
+from hetero_airflow.engines.kubernetes.pods.lease_pods import LeasePods
 from hetero_airflow.engines.kubernetes.pods.made_once import labels_of, lease_of, make_pod, pod_name, run_of
+from hetero_airflow.engines.kubernetes.pods.plain_pods import PlainPods
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
-from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
-
-
-class LeasePods(Protocol):
-    """What is known about the pods of leases in a cluster."""
-
-    unseen: UnseenPods
-    templates: LeaseTemplates
-
-    def is_current(self, lease_id: str) -> bool:
-        """Whether a lease was handed over and was not withdrawn."""
-        ...
-
-    def has_pod(self, lease_id: str) -> bool:
-        """Whether a lease has a pod that has not ended."""
-        ...
-
-    def ended_pod_id(self, lease_id: str) -> str:
-        """The id of the last pod of a lease that has ended; empty if there is none."""
-        ...
-
-    def is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
-        """Whether a pod, given by task key, namespace and name, belongs to an earlier lease of the task."""
-        ...
 
 
 class LeasingKubernetesExecutor(KubernetesExecutor):
@@ -74,6 +52,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         self._unhandled: list[Any] = []
         """Ends of pods that a database did not let us handle."""
         self._paused = PausedJobs()
+        self._plain_pods = PlainPods(self.pod_launch_attempts)
 
     @property
     def pod_namespace(self) -> str | None:
@@ -133,6 +112,22 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         """Whether the pod of a task still has to be made, or to end."""
         return key in self.queued_tasks or key in self.running
 
+    def withdraw(self, key: Any) -> bool:
+        """Take back a task without a device, and end its pod if one was sent or adopted. Returns whether it was here.
+
+        KubernetesExecutor ignores the end of that pod, since Airflow may have queued the task again.
+        """
+        assert self.kube_scheduler is not None
+        job, pod = self.pod_launch_attempts.pop(key, None), self._plain_pods.take(key)
+        self._paused.forget(key)
+        if pod is not None:
+            self.kube_scheduler.patch_pod_revoked(namespace=pod[0], pod_name=pod[1])
+            self.kube_scheduler.delete_pod(namespace=pod[0], pod_name=pod[1])
+        is_sent = job is not None or pod is not None
+        if is_sent:
+            self.running.discard(key)
+        return self.queued_tasks.pop(key, None) is not None or is_sent
+
     def adopt(self, key: Any, namespace: str, name: str) -> None:
         """Watch a pod that a dead scheduler made."""
         self.kube_client.patch_namespaced_pod(name, namespace, body=self._our_label())
@@ -146,6 +141,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             self.result_queue.put(results)
         self._unhandled = []
         self._queue_again(self._paused.take_due())
+        self._plain_pods.keep(self.running)
         super().sync()
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
@@ -157,6 +153,11 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             if getattr(error, "status", None) != 401:
                 raise
             return super().try_adopt_task_instances(tis)
+
+    def adopt_launched_task(self, kube_client: Any, pod: Any, tis_to_flush_by_key: dict[Any, Any]) -> None:
+        """Take over a pod that another scheduler made."""
+        super().adopt_launched_task(kube_client, pod, tis_to_flush_by_key)
+        self._plain_pods.note(annotations_to_key(pod.metadata.annotations), pod.metadata.namespace, pod.metadata.name)
 
     def _adopt_completed_pods(self, kube_client: Any) -> None:
         """Let the thread of calls look for ended pods of schedulers that died."""
@@ -183,8 +184,8 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
                 task = self.task_queue.get_nowait()
                 self.task_queue.task_done()
                 lease_id = lease_of(task)
-                if lease_id is not None and self.pods.has_pod(lease_id):
-                    continue  # the cluster had taken an earlier call that got no answer
+                if self._plain_pods.is_withdrawn(task) or (lease_id is not None and self.pods.has_pod(lease_id)):
+                    continue  # has_pod: the cluster had taken an earlier call that got no answer
                 if not self._should_create_pod_for_job(task):
                     self._paused.forget(task.key)
                     self._discard_stale_pod_creation_task(task)
@@ -204,13 +205,15 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
             if CLAIM_ANNOTATION in (pod.metadata.annotations or {}):
                 self.pods.templates.note_sent(lease_id, pod.metadata.namespace)
+        else:
+            self._plain_pods.note(task.key, pod.metadata.namespace, pod.metadata.name)
         body = self.kube_client.api_client.sanitize_for_serialization(pod)
         key = ("create", pod.metadata.namespace, pod.metadata.name)
 
         def make(api: CoreV1Api) -> Any:
             make_once = partial(make_pod, api, our_label=self._our_label())
             if lease_id is None:
-                return make_once(body)
+                return None if self._plain_pods.is_withdrawn(task) else make_once(body)
             settled = partial(self.pods.templates.note_settled, lease_id)
             return make_claimed(api.api_client, body, make_once, lease_id, settled)
 
@@ -228,7 +231,8 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         if isinstance(answer, Exception):
             if lease_id is not None and not is_passing(answer):
                 self.pods.unseen.note_refused(lease_id)
-            self._handle_pod_publish_error(task, answer)
+            if not self._plain_pods.is_withdrawn(task):
+                self._handle_pod_publish_error(task, answer)
             return
         self.task_publish_retries.pop(task.key, None)
         self._paused.forget(task.key)

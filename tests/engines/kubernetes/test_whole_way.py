@@ -66,16 +66,20 @@ class Bench:
         self.keeper = self.dispatcher.keeper
         self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))
 
-    def hold(self, name, device, request_id=None, **fields):
-        request_id = request_id or str(uuid4())
+    def workload(self, name, request_id):
+        """A task that Airflow has queued."""
         ti = {
             "id": request_id, "dag_version_id": str(uuid4()), "task_id": name, "dag_id": "dag", "run_id": "run",
             "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "default", "priority_weight": 1,
         }  # fmt: skip
         workload_fields = {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None}
-        workload = ExecuteTask.model_validate({**workload_fields, "bundle_info": {"name": "b", "version": None}})
-        workload.ti.executor_config = {"hetero": pack_request([{"device": device, **fields}])}
         self.tasks.rows[request_id] = TaskProcess("queued")
+        return ExecuteTask.model_validate({**workload_fields, "bundle_info": {"name": "b", "version": None}})
+
+    def hold(self, name, device, request_id=None, **fields):
+        request_id = request_id or str(uuid4())
+        workload = self.workload(name, request_id)
+        workload.ti.executor_config = {"hetero": pack_request([{"device": device, **fields}])}
         self.dispatcher.queue.add(workload, DeviceRequest.parse(device, **fields), datetime.now(UTC))
         return workload.key, request_id
 

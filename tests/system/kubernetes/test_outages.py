@@ -1,4 +1,4 @@
-"""60 tasks on 32 GPUs while the API server of a real control plane is away, restarted or frozen.
+"""The API server of a real control plane is away, restarted or frozen, during 60 tasks on 32 GPUs and 10 without.
 
 ``HETERO_AIRFLOW_OUTAGE_S=300 pytest -s -m fleet tests/system/kubernetes`` has longer outages. The kubelets are
 simulated: a thread reports that pods run, and that they end after a second. Dispatcher, store, engine and
@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
+from uuid import uuid4
 
 import pytest
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
@@ -32,6 +33,8 @@ from tests.system.overlaps import overlaps
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")]
 
 TASKS, NODES, GPUS = 60, 4, 8
+PLAIN_TASKS = 10
+"""Tasks without a device that are queued when the outage begins."""
 BODY_S = 1.0
 BEAT_S = 0.5
 OUTAGE_S = float(os.environ.get("HETERO_AIRFLOW_OUTAGE_S", "40"))
@@ -76,7 +79,7 @@ class Kubelets:
             return
         if pod.metadata.uid not in self.runs:
             task = json.loads(pod.spec.containers[0].args[-1])["ti"]["id"]
-            ids = [f"{node}/{slot}" for slot in pod.metadata.annotations[DEVICES_ANNOTATION].split(",")]
+            ids = [f"{node}/{slot}" for slot in slots_of(pod)]
             use = {"ids": ids, "kind": "gpu", "milli": 1000, "start": time.time(), "end": float("inf"), "task": task}
             self.runs[pod.metadata.uid] = use
             self._tell(task, "running")
@@ -93,14 +96,21 @@ class Kubelets:
         self._rows[task] = TaskProcess(state, 7, "pod", datetime.now(UTC))
 
 
+def slots_of(pod):
+    """The slots of its node that a pod's lease has; none without a lease."""
+    return filter(None, pod.metadata.annotations.get(DEVICES_ANNOTATION, "").split(","))
+
+
 def away(plane, bench):
     plane.kill_api_server()
+    bench.add_plain_tasks()
     bench.beat_for(OUTAGE_S)
     plane.start_api_server()
 
 
 def frozen(plane, bench):
     with plane.frozen_api_server():
+        bench.add_plain_tasks()
         bench.beat_for(OUTAGE_S + 5)
 
 
@@ -123,6 +133,10 @@ class OutageBench(Bench):
         began = time.monotonic()
         super().beat()
         self.longest_beat_s = max(self.longest_beat_s, time.monotonic() - began)
+
+    def add_plain_tasks(self):
+        for number in range(PLAIN_TASKS):
+            self.engine.hand_over_unplaced(self.workload(f"plain{number}", str(uuid4())))
 
     def is_idle(self):
         """Whether all tasks have ended for Airflow, and no lease is left."""
@@ -166,14 +180,17 @@ def test_an_outage_makes_no_second_pod_and_stops_no_heartbeat(bench, plane, node
         eventually(lambda: bench.beat() or bench.is_idle(), timeout_s=180)
     runs = list(kubelets.runs.values())
     calls = Counter(
-        event["verb"] for event in plane.requests(ACCOUNT)[before:] if event["objectRef"].get("resource") == "pods"
+        event["verb"]
+        for event in plane.requests(ACCOUNT)[before:]
+        if event.get("objectRef", {}).get("resource") == "pods"
     )
     retries = [*bench.tasks.sent_back, *(end for end in bench.ends if end[1] == TaskInstanceState.FAILED)]
-    print(f"{TASKS} tasks: {len(runs)} pods, {len(overlaps(runs))} overlaps, {len(retries)} retries, {dict(calls)}")
-    assert len(runs) == TASKS
+    tasks = TASKS + PLAIN_TASKS
+    print(f"{tasks} tasks: {len(runs)} pods, {len(overlaps(runs))} overlaps, {len(retries)} retries, {dict(calls)}")
+    assert len(runs) == tasks == len({run["task"] for run in runs})
     assert overlaps(runs) == []
     assert retries == []
-    assert sum(calls[verb] for verb in ("create", "delete", "patch", "get")) <= MAX_CALLS * TASKS, calls
+    assert sum(calls[verb] for verb in ("create", "delete", "patch", "get")) <= MAX_CALLS * tasks, calls
 
 
 def _cause(outage, plane, bench, caplog):

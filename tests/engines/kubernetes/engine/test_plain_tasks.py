@@ -22,6 +22,11 @@ def name_of(pod):
     return pod["metadata"]["name"]
 
 
+def args_of(pod):
+    """What the pod's container runs, with the task's token."""
+    return pod["spec"]["containers"][0]["args"][-1].replace(" ", "")
+
+
 def end(cluster, key):
     """Let the pod of a task succeed."""
     (pod,) = cluster.until(lambda: cluster.pods_of(key))
@@ -85,3 +90,27 @@ def test_a_pod_that_is_refused_more_often_than_airflow_is_configured_for_fails_i
     cluster.api.refusals["d-broken"] = (500, {})
     key = cluster.plain(name="broken")
     assert cluster.ends(key)[0] == TaskInstanceState.FAILED, "task_publish_max_retries is 0"
+
+
+@pytest.mark.parametrize("case", ["unsent", "made without an answer", "waiting for a node"])
+def test_a_task_that_airflow_revokes_and_queues_again_has_one_pod(cluster, case):
+    """Airflow revokes a task that is queued for longer than ``task_queued_timeout``, and gives it another token."""
+    cluster.api.post_status = 503 if case == "unsent" else None
+    cluster.api.lost_answers = int(case == "made without an answer")
+    workload, _ = cluster.placed()
+    workload.ti.executor_config = {}
+    cluster.engine.hand_over_unplaced(workload.model_copy(update={"token": "first"}))
+    if case == "waiting for a node":
+        cluster.until(lambda: cluster.pods_of(workload.key))
+    else:
+        cluster.until(lambda: cluster.engine.executor.calls.problem)
+    cluster.engine.withdraw(workload.key)
+    cluster.engine.hand_over_unplaced(workload.model_copy(update={"token": "second"}))
+    cluster.api.post_status = None
+    cluster.until(lambda: "second" in "".join(map(args_of, cluster.pods_of(workload.key))))
+    marker = cluster.plain()
+    cluster.until(lambda: cluster.pods_of(marker))
+    (pod,) = cluster.pods_of(workload.key)
+    assert '"token":"second"' in args_of(pod)
+    assert workload.key not in cluster.reported
+    end(cluster, workload.key)
