@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -29,6 +29,10 @@ demo: $(VENV)/.installed  ## boot Airflow, retrain a model on the best device he
 
 up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until Ctrl-C
 	@$(RUN) tools/up.py
+
+docs: $(VENV)/.installed  ## build the documentation into build/docs, and check its links
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	@echo 'Open build/docs/index.html'
 
 # Lint is one process that computes. It runs beside the tests, which wait now and then.
 test: $(VENV)/.installed  ## lint and all tests at once: unit, system (a real Airflow), PostgreSQL

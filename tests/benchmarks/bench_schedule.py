@@ -21,9 +21,6 @@ SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "p
 """The sections. Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
-README = Path(__file__).parents[2] / "README.md"
-SHOWN = "jct"
-"""The README also shows the first table of this section."""
 
 
 def run_section(name: str) -> Iterator[Table]:
@@ -53,8 +50,6 @@ def main(names: list[str]) -> None:
             texts.append(table.markdown())
             print(texts[-1], flush=True)
         write_section(PAGE, name, "\n".join(texts))
-        if name == SHOWN:
-            write_section(README, "readme", texts[0])
         print(f"== {name}: {time.perf_counter() - begin:.0f} s", flush=True)
 
 

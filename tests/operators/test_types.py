@@ -58,7 +58,7 @@ def errors(tmp_path_factory):
     """File → lines of mypy's errors."""
     folder = tmp_path_factory.mktemp("typed")
     (folder / "good.py").write_text(GOOD)
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
     (folder / "readme.py").write_text(re.sub(r"(def \w+\(\)):", r"\1 -> None:", code))
     for number, code in enumerate(BAD):
         (folder / f"bad{number}.py").write_text(f"{IMPORTS}{code}\n")

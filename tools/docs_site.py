@@ -1,0 +1,178 @@
+"""A hook of mkdocs: the start page is the README, and the reference is written from the code at each build."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.cli.cli_config import Arg
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from hetero_airflow import errors, policies
+from hetero_airflow.cli.commands import get_commands
+from hetero_airflow.executor.housekeeping import emit_demand
+from hetero_airflow.metrics.catalog import METRICS
+from hetero_airflow.model.arguments import arguments_schema
+from hetero_airflow.settings import OPTIONS, SECTION
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that no file holds; mkdocs calls this."""
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def generated_pages() -> dict[str, str]:
+    """Path in the site → text of each page that is not a file in docs/."""
+    return {
+        "index.md": with_links((ROOT / "README.md").read_text()),
+        "reference/requests.md": requests_page(),
+        "reference/settings.md": settings_page(),
+        "reference/commands.md": commands_page(),
+        "reference/policies.md": policies_page(),
+        "reference/metrics.md": metrics_page(),
+        "reference/errors.md": errors_page(),
+    }
+
+
+def with_links(readme: str) -> str:
+    """The README with a link for each page that it names. In a wheel it has none, since pages are not in there.
+
+    >>> with_links("`docs/deploy.md` shows it")
+    '[deploy](deploy.md) shows it'
+    """
+    return re.sub(r"`docs/((?:\w+/)?(\w+)\.md)`", lambda m: f"[{m[2].replace('_', ' ')}]({m[1]})", readme)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown; cells are in one line.
+
+    >>> print(table(["a", "b"], [["1", "x|y"]]))
+    | a | b |
+    |---|---|
+    | 1 | x\\|y |
+    """
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0])]
+    lines += [[" ".join(cell.split()).replace("|", r"\|") for cell in row] for row in rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return re.sub(r"^\|[ |-]+\|$", lambda m: m[0].replace(" ", ""), text, flags=re.M)
+
+
+def requests_page() -> str:
+    """The arguments of a device task, from the schema that `airflow hetero schema` prints."""
+    schema = arguments_schema()
+    parts = ["# Requests: the arguments of a device task", arguments_table(schema)]
+    for name, definition in schema["$defs"].items():
+        parts += [f"## {name}", definition["description"], arguments_table(definition)]
+    parts += ["`airflow hetero schema` prints the same as a JSON schema."]
+    return "\n\n".join(parts)
+
+
+def arguments_table(schema: Mapping[str, Any]) -> str:
+    """One row for each property of an object."""
+    rows = []
+    for name, part in schema["properties"].items():
+        examples = part.get("examples") or part.get("enum") or []
+        shown = ", ".join(f"`{json.dumps(example)}`" for example in examples)
+        rows.append((f"`{name}`", type_text(part), part.get("description", ""), shown))
+    return table(("argument", "type", "meaning", "examples"), rows)
+
+
+def type_text(part: Mapping[str, Any]) -> str:
+    """The type of a property as a reader says it.
+
+    >>> type_text({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/Quota"}}]})
+    'integer or list of [Quota](#quota)'
+    """
+    if "anyOf" in part:
+        return " or ".join(type_text(option) for option in part["anyOf"])
+    if "$ref" in part:
+        name = part["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if part["type"] == "array":
+        return f"list of {type_text(part['items'])}"
+    return {"object": "mapping"}.get(part["type"], part["type"])
+
+
+def settings_page() -> str:
+    """The options of the section [hetero], from `settings.py`."""
+    rows = [(f"`{o.name}`", o.type, f"`{o.default}`" if o.default else "", o.description) for o in OPTIONS]
+    return "\n\n".join(
+        (
+            f"# Settings: the section [{SECTION}]",
+            f"Write them in `airflow.cfg`, or as environment variables: `AIRFLOW__{SECTION.upper()}__POLICY=fifo`.",
+            table(("option", "type", "default", "meaning"), rows),
+        )
+    )
+
+
+def commands_page() -> str:
+    """The commands, from the parser of Airflow's command line."""
+    parts = ["# Commands"]
+    for command in get_commands()[0].subcommands:
+        parts += [f"## {command.name}", f"{command.help}.", f"```text\n{usage(command.name, command.args)}\n```"]
+    return "\n\n".join(parts)
+
+
+def usage(name: str, args: Iterable[Arg]) -> str:
+    """What `--help` prints of the arguments."""
+    parser = ArgumentParser(f"airflow hetero {name}", add_help=False)
+    for arg in args:
+        arg.add_to_parser(parser)
+    return parser.format_help().strip()
+
+
+def policies_page() -> str:
+    """The table of the package of policies."""
+    rows = re.findall(r"^([a-z_]+) {2,}(\S.*)$", policies.__doc__ or "", re.M)
+    return "\n\n".join(
+        (
+            "# Policies",
+            "Set `[hetero] policy` to one of them. [Scheduling](../scheduling.md) shows how good they are.",
+            table(("policy", "choose it when"), [(f"`{name}`", text) for name, text in rows if name != "policy"]),
+        )
+    )
+
+
+def metrics_page() -> str:
+    """What Prometheus reads, and the table in the docstring of the function that emits Airflow's gauges."""
+    rows = re.findall(r"^\s*``(\S+)``\s+(.*)$", inspect.getdoc(emit_demand) or "", re.M)
+    return "\n\n".join(
+        (
+            "# Metrics",
+            "[Prometheus](../observability.md) reads these from each API server, at `/hetero/metrics`:",
+            table(
+                ("metric", "type", "labels", "meaning"),
+                [(f"`{m.name}`", m.kind, ", ".join(m.labels) or "-", m.text) for m in METRICS],
+            ),
+            "With `[metrics] statsd_on` or `otel_on`, the scheduler sends these gauges every 30 s:",
+            table(("gauge", "meaning"), [(f"`{name}`", text) for name, text in rows]),
+        )
+    )
+
+
+def errors_page() -> str:
+    """The exceptions of the package, with the first sentences of their docstrings."""
+    rows = [
+        (f"`{node.name}`", ", ".join(f"`{ast.unparse(base)}`" for base in node.bases), ast.get_docstring(node) or "")
+        for node in ast.parse(inspect.getsource(errors)).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    return "\n\n".join(
+        (
+            "# Errors",
+            "Import them from `hetero_airflow.errors`. Each text says what was asked, what was found, and what to do.",
+            table(("error", "is a", "meaning"), [(name, base, text.split("\n\n")[0]) for name, base, text in rows]),
+        )
+    )
