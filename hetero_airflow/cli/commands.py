@@ -91,7 +91,7 @@ def get_commands() -> list[CLICommand]:
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
     >>> names[8:]
-    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'schema']
+    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'alerts', 'dashboard', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
     return [
@@ -143,6 +143,8 @@ def get_commands() -> list[CLICommand]:
                 ),
                 _command(simulation, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
                 _command(setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
+                _command(setup, "alerts", "Print alert rules for Prometheus"),
+                _command(setup, "dashboard", "Print a dashboard for Grafana, as JSON"),
                 _command(requests, "schema", "Print the JSON schema of a device request"),
             ),
         )

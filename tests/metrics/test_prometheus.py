@@ -1,0 +1,161 @@
+"""The alert rules and the dashboard, with Prometheus' own parser, its promtool, and a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import grafana_dashboard
+import httpx
+import promql_parser
+import pytest
+import yaml
+
+from hetero_airflow.metrics.catalog import METRICS
+from hetero_airflow.metrics.collector import FleetFacts, exposition
+from hetero_airflow.metrics.files import packaged_text
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
+from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_worker, leased
+
+HERE = Path(__file__).parent
+CREDENTIALS = "Bearer b5c0a6d3f1e24f7c"
+
+needs_prometheus = pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("promtool")),
+    reason="no prometheus and promtool; on Debian and Ubuntu: apt install prometheus",
+)
+
+
+def rules() -> dict[str, str]:
+    """Alert → its query."""
+    (group,) = yaml.safe_load(packaged_text("alerts.yml"))["groups"]
+    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
+def panels() -> dict[str, str]:
+    """Title → query, of each panel."""
+    made = json.loads(packaged_text("dashboard.json"))
+    return {panel["title"]: target["expr"] for panel in made["panels"] for target in panel.get("targets", ())}
+
+
+@pytest.mark.parametrize("query", [*rules().values(), *panels().values()])
+def test_each_query_is_valid_and_asks_for_known_metrics(query):
+    promql_parser.parse(query)
+    asked = set(re.findall(r"hetero_\w+", query))
+    assert asked
+    assert asked <= {metric.name for metric in METRICS}
+
+
+def test_the_dashboard_is_what_its_tool_writes():
+    assert packaged_text("dashboard.json") == grafana_dashboard.make_dashboard()
+
+
+@needs_prometheus
+def test_the_rules_raise_their_alerts_and_no_others(tmp_path):
+    (tmp_path / "alerts.yml").write_text(packaged_text("alerts.yml"))
+    shutil.copy(HERE / "alerts_test.yml", tmp_path)
+    done = subprocess.run(
+        ["promtool", "test", "rules", "alerts_test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fleet() -> FleetFacts:
+    """A fleet in which every panel of the dashboard has something to show."""
+    hold = Hold("worker-a", "GPU-1", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
+    workers = (a_worker(), a_worker("lost", state=WorkerState.LOST))
+    snapshot = Snapshot(1, workers=workers, pending=(a_pending("waits", "gpu:2"),))
+    snapshot = leased(snapshot, (a_lease("runs", **{"GPU-0": 500}), a_pending("runs", "gpu:0.5")))
+    reading = Telemetry(device_id="GPU-0", utilization=0.25, power_w=70, temperature_c=60)
+    return FleetFacts(
+        replace(snapshot, holds=(hold,)),
+        wanted_workers(snapshot),
+        {"worker-a": EPOCH},
+        {("worker-a", "GPU-0"): reading},
+        {"busy": 1},
+        EPOCH + timedelta(minutes=1),
+    )
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers scrapes with the token."""
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != CREDENTIALS:
+            self.send_error(401)
+            return
+        text, content_type = exposition(fleet(), self.headers["Accept"], per_device=True)
+        self.send_response(200)
+        self.send_header("Content-Type", content_type)
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[str]:
+    """The address of a Prometheus that scrapes the fleet each second and has the rules."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, socket.socket() as probe:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        configuration = {
+            "global": {"scrape_interval": "1s"},
+            "rule_files": ["alerts.yml"],
+            "scrape_configs": [{
+                "job_name": "hetero_airflow",
+                "metrics_path": "/hetero/metrics",
+                "authorization": {"credentials": CREDENTIALS.split()[1]},
+                "static_configs": [{"targets": [f"127.0.0.1:{server.server_port}"]}],
+            }],
+        }  # fmt: skip
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        (tmp_path / "alerts.yml").write_text(packaged_text("alerts.yml"))
+        address = f"127.0.0.1:{port}"
+        options = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
+        with (tmp_path / "prometheus.log").open("w") as log:
+            process = subprocess.Popen(["prometheus", *options], cwd=tmp_path, stdout=log, stderr=log)
+        try:
+            yield f"http://{address}"
+        finally:
+            process.kill()
+            process.wait()
+            server.shutdown()
+
+
+@needs_prometheus
+def test_a_real_prometheus_reads_the_metrics_and_answers_each_panel(prometheus):
+    def ask(path: str, **params: str) -> dict:
+        return httpx.get(f"{prometheus}/api/v1/{path}", params=params, timeout=30).json()["data"]
+
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if ask("query", query="hetero_build_info")["result"]:
+                break
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    (target,) = ask("targets")["activeTargets"]
+    assert (target["health"], target["lastError"]) == ("up", "")
+    empty = [title for title, query in panels().items() if not ask("query", query=query)["result"]]
+    assert empty == []
+    (group,) = ask("rules")["groups"]
+    assert {rule["name"] for rule in group["rules"]} == set(rules())
