@@ -64,9 +64,9 @@ def test_no_file_names_the_machine_that_it_was_written_on():
 
 
 def test_the_lock_pins_by_name_and_version_alone():
-    """No path, no address, no local version such as +cpu: they would bind it to one machine."""
+    """No path, no address, no local version such as +cpu: they would bind it to one machine. ``1!`` is an epoch."""
     pins = [line for line in LOCK.splitlines() if not line.startswith("#")]
-    pin = re.compile(r"[a-z0-9][a-z0-9-]*==[0-9][a-z0-9.]*( ; [a-z_]+ [^/@+]+)?")
+    pin = re.compile(r"[a-z0-9][a-z0-9-]*==([0-9]+!)?[0-9][a-z0-9.]*( ; [a-z_]+ [^/@+]+)?")
     assert [line for line in pins if not pin.fullmatch(line)] == []
 
 
