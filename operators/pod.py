@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -26,19 +25,18 @@ from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod, restrict_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import LEFT_OUT_ANNOTATION, PodParts, claim_parts, pod_parts
+from hetero_airflow.engines.kubernetes.renewing_hook import renewing_hook
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
+from hetero_airflow.operators.pod_failures import named_quota, pod_evidence
 from hetero_airflow.operators.requeue import requeued_by_rules
-from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S
 
 T = TypeVar("T")
-
-_LOST_CAUSES = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED})
 
 _PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
 """Variables that are no secret."""
@@ -72,6 +70,7 @@ class DevicePodOperator(KubernetesPodOperator):
     """
 
     template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_REQUEST_FIELDS)
+    hook = cached_property(renewing_hook)
 
     def __init__(
         self,
@@ -158,13 +157,13 @@ class DevicePodOperator(KubernetesPodOperator):
         """The pod of this task. Creates it if it is missing, after the template of its claim."""
         claim = self._parsed(lambda: self._parts_in_cluster(context)).claim
         if claim is None:
-            with _named_quota():
+            with named_quota():
                 return super().get_or_create_pod(pod_request_obj, context)
         template = template_for(claim, PodGenerator.serialize_pod(pod_request_obj))
         claims = ClaimClient(self.client.api_client)
         self._parsed(lambda: claims.create(template))
         try:
-            with _named_quota():
+            with named_quota():
                 pod = super().get_or_create_pod(pod_request_obj, context)
         except BaseException:
             claims.delete(template)
@@ -262,39 +261,7 @@ class DevicePodOperator(KubernetesPodOperator):
         return public
 
 
-@contextmanager
-def _named_quota() -> Iterator[None]:
-    """Within the context, a pod that a quota refuses fails with that cause."""
-    try:
-        yield
-    except ApiException as error:
-        if error.status != 403 or "exceeded quota" not in str(error.body):
-            raise
-        message = str(json.loads(error.body)["message"])
-        failure = AirflowException(f"The cluster's quota refuses the pod: {message}")
-        failure.evidence = Evidence(start_problem=message)  # type: ignore[attr-defined]
-        raise failure from error
-
-
 def _is_mounted(folder: str, pod: Mapping[str, Any]) -> bool:
     mounts = [mount for container in pod["spec"]["containers"] for mount in container.get("volumeMounts") or []]
     paths = [str(mount.get("mountPath", "")).rstrip("/") for mount in mounts]
     return any(folder == path or folder.startswith(f"{path}/") for path in paths)
-
-
-def pod_evidence(state: PodState) -> Evidence:
-    """What the recovery rules can learn from how a pod ended.
-
-    >>> from hetero_airflow.recovery.classification import classify
-    >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
-    'lost_worker'
-    """
-    if MEANINGS[state.cause].wait_code is not None:
-        return Evidence(start_problem=state.message or state.cause.value)
-    if state.cause is PodCause.PREEMPTED:
-        return Evidence(notice=f"Kubernetes ended its pod for another one: {state.message or 'of higher priority'}")
-    if state.cause is PodCause.OOM_KILLED:
-        return Evidence(exit_code=state.exit_code, oom_kills=1)
-    if state.cause in _LOST_CAUSES:
-        return Evidence(is_gone=True)
-    return Evidence(exit_code=state.exit_code, log=state.message)

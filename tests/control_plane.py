@@ -181,9 +181,12 @@ class ControlPlane:
         """A client with that token, or the administrator's."""
         return config.new_client_from_config_dict(self.kubeconfig(token))
 
-    def token(self, account: str, namespace: str = "airflow") -> str:
-        """One of a service account, good for an hour."""
-        body = {"spec": {"expirationSeconds": 3600, "audiences": ["https://kubernetes.default.svc"]}}
+    def token(self, account: str, namespace: str = "airflow", secret: str | None = None) -> str:
+        """One of a service account, good for an hour, or until the given Secret is deleted."""
+        spec: dict[str, Any] = {"expirationSeconds": 3600, "audiences": ["https://kubernetes.default.svc"]}
+        if secret is not None:
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Secret", "name": secret}
+        body = {"spec": spec}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return str(json.loads(self._get(path, body))["status"]["token"])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from kubernetes.client import ApiClient, Configuration, CoreV1Api, VersionApi  # type: ignore[import-untyped]
+from kubernetes.config import load_incluster_config  # type: ignore[import-untyped]
 
 from hetero_airflow.errors import SettingsError
 
@@ -47,6 +48,11 @@ class ClusterAddress:
 def client_from_connection(connection: Mapping[str, Any]) -> CoreV1Api:
     """A client from the fields of a connection. Reads no connection itself, so a forked process may call it."""
     config = connection.get("kube_config")
+    if connection.get("in_cluster"):
+        configuration = Configuration()  # the hook would load the default one, and use this one
+        load_incluster_config(configuration)
+        configuration.verify_ssl = not connection.get("disable_verify_ssl")
+        return CoreV1Api(ApiClient(configuration))
     return KubernetesHook(
         conn_id=None,
         kubernetes_conn_id=None,
@@ -54,7 +60,6 @@ def client_from_connection(connection: Mapping[str, Any]) -> CoreV1Api:
         cluster_context=connection.get("cluster_context") or None,
         config_file=connection.get("kube_config_path") or None,
         config_dict=json.loads(config) if isinstance(config, str) and config else config or None,
-        in_cluster=bool(connection.get("in_cluster")) or None,
         disable_verify_ssl=bool(connection.get("disable_verify_ssl")) or None,
     ).core_v1_client
 

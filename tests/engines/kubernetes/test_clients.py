@@ -1,8 +1,11 @@
 import json
 
 import pytest
+from kubernetes.client import ApiException
+from kubernetes.config import incluster_config
 
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection
+from hetero_airflow.engines.kubernetes.renewing_hook import RenewingHook
 from hetero_airflow.errors import SettingsError
 from tests.engines.kubernetes.fake_api import a_node, kubeconfig, running_api
 
@@ -41,3 +44,34 @@ def test_a_connection_without_a_cluster_is_refused(connection):
     connection("empty")
     with pytest.raises(SettingsError, match="Set kube_config_path"):
         ClusterAddress("eu", "empty").read()
+
+
+def test_a_connection_of_a_scheduler_in_the_cluster_has_its_address_and_token(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    for name in ("TOKEN", "CERT"):
+        (tmp_path / name).write_text(f"the {name}")
+        monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / name))
+    configuration = client_from_connection({"in_cluster": True}).api_client.configuration
+    assert (configuration.host, configuration.api_key) == ("https://10.0.0.1:443", {"BearerToken": "bearer the TOKEN"})
+    assert (configuration.ssl_ca_cert, configuration.verify_ssl) == (str(tmp_path / "CERT"), True)
+
+
+def test_a_hook_reads_a_kubeconfig_again_when_its_token_is_refused(tmp_path):
+    with running_api() as (api, host):
+
+        def write(token):
+            api.token, config = token, kubeconfig(host)
+            config["users"][0]["user"] = {"token": token}
+            (tmp_path / "config").write_text(json.dumps(config))
+
+        write("first")
+        api.put("nodes", a_node("a"))
+        hook = RenewingHook(conn_id=None, in_cluster=False, config_file=str(tmp_path / "config"))
+        cluster = hook.core_v1_client
+        for token in ("first", "second"):
+            write(token)
+            assert [node.metadata.name for node in cluster.list_node().items] == ["a"]
+        api.token = "third"
+        with pytest.raises(ApiException, match="401"):
+            cluster.list_node()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from kubernetes import client
 
 from hetero_airflow.operators import DevicePodOperator
 from tests.engines.kubernetes.fake_api import eventually
+from tests.system.kubernetes.test_credentials import Revocable
 
 RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 ACCOUNT = "pod-maker"
@@ -97,6 +100,20 @@ def test_the_pod_is_placed_run_and_deleted(operator, nodes, plane):
     assert nodes.api.list_namespaced_pod("airflow").items == []
     refused = [request for request in plane.requests(ACCOUNT) if request["responseStatus"]["code"] == 403]
     assert [(request["verb"], request["objectRef"]["resource"]) for request in refused] == []
+
+
+def test_a_kubeconfig_that_is_replaced_is_used_at_once(operator, nodes, plane, config):
+    token = Revocable(plane, ACCOUNT, lambda token: Path(config).write_text(json.dumps(plane.kubeconfig(token))))
+
+    def end(name):
+        token.replace()
+        time.sleep(0.5)  # some reports are asked for in vain
+        nodes.put(name, "airflow", "Running", RUNS)
+        nodes.put(name, "airflow", "Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed"}})
+
+    with kubelet(nodes, end):
+        operator().execute(a_context())
+    assert nodes.api.list_namespaced_pod("airflow").items == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted by the API", "evicted by its kubelet"])
