@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -86,6 +86,9 @@ bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the sch
 
 bench-slices: $(VENV)/.installed  ## measure what a cluster costs whose 1,000 nodes publish their GPUs as ResourceSlices
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_slices.py
+
+bench-clusters: $(VENV)/.installed  ## measure two schedulers while one of two clusters is away; KUBEBUILDER_ASSETS=folder SECONDS=300
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_clusters.py $(SECONDS)
 
 bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to its first collective, beside torchrun
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_gangs.py

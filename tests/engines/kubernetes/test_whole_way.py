@@ -41,13 +41,9 @@ def an_api_that_answers():
 class Bench:
     """What HeteroExecutor joins, but for Airflow's tables."""
 
-    def __init__(self, api, parallelism=8, lease_timeout_s=60):
-        self.api, self.store, self.tasks, self.engine = (
-            api,
-            MemoryStore(),
-            StandInTasks(),
-            KubernetesEngine(parallelism),
-        )
+    def __init__(self, api, parallelism=8, lease_timeout_s=60, tasks=None, store=None, job="way"):
+        self.api, self.engine = api, KubernetesEngine(parallelism)
+        self.store, self.tasks = store or MemoryStore(), tasks or StandInTasks()
         self.notes, self.reports, self.ends = [], [], []
         configuration = Configuration(
             "priority", "p", "hetero", lease_timeout_s, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler"
@@ -64,7 +60,7 @@ class Bench:
             api=an_api_that_answers(),
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
-        self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))
+        self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current))
 
     def workload(self, name, request_id):
         """A task that Airflow has queued."""

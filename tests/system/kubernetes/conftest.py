@@ -22,14 +22,19 @@ CLASSES = {"gpu-high": 1000, "gpu-low": 10}
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with docs/kubernetes/rbac.yaml applied, and two priority classes."""
     with running_control_plane(tmp_path_factory.mktemp("plane")) as plane:
-        api_client = plane.connect()
-        for manifest in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text()):
-            create_from_dict(api_client, manifest)
-        for name, value in CLASSES.items():
-            made = client.V1PriorityClass(metadata=client.V1ObjectMeta(name=name), value=value)
-            client.SchedulingV1Api(api_client).create_priority_class(made)
-        eventually(lambda: _takes_pods(client.CoreV1Api(api_client)))
+        prepare(plane)
         yield plane
+
+
+def prepare(plane: ControlPlane) -> None:
+    """Give a control plane what the fixture `plane` has."""
+    api_client = plane.connect()
+    for manifest in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text()):
+        create_from_dict(api_client, manifest)
+    for name, value in CLASSES.items():
+        made = client.V1PriorityClass(metadata=client.V1ObjectMeta(name=name), value=value)
+        client.SchedulingV1Api(api_client).create_priority_class(made)
+    eventually(lambda: _takes_pods(client.CoreV1Api(api_client)))
 
 
 @pytest.fixture
