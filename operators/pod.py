@@ -95,7 +95,7 @@ class DevicePodOperator(KubernetesPodOperator):
             retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
         )
-        self._restricts_pod = kwargs.get("security_context") is None
+        self._restricts_pod = kwargs.get("security_context") != {}
         self.device = device
         self.quota = quota
         self.runtime = runtime

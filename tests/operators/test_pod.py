@@ -85,6 +85,17 @@ class TestPod:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
+    @pytest.mark.parametrize(
+        "groups", [{"supplementalGroups": [44, 109]}, client.V1PodSecurityContext(supplemental_groups=[44, 109])]
+    )
+    def test_groups_for_device_files_are_added_to_the_restricted_context(self, groups):
+        assert made(an_operator(security_context=groups))["spec"]["securityContext"] == {
+            "supplementalGroups": [44, 109],
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+        }
+
     def test_a_security_context_of_the_author_stays(self):
         own = client.V1PodSecurityContext(run_as_user=7)
         full_spec = client.V1Pod(spec=client.V1PodSpec(containers=[], security_context=own))

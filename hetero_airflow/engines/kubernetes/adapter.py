@@ -126,9 +126,7 @@ class ClusterAdapter:
         pod = self.pod(lease_id)
         if pod is None:
             return None
-        allocations = self.view.allocations(lease_id)
-        notes = [", ".join(a.devices) for a in allocations] + [a.problem for a in allocations if a.problem]
-        message = "; ".join([str(pod), *notes])
+        message = "; ".join([str(pod), *self.view.claim_notes(lease_id)])
         if not pod.is_over and pod.node is not None and self.view.is_lost(self.view.worker_id(pod.node)):
             message = f"node {pod.node} was lost, and with it {pod}"
         reason = None if pod.is_over else pod.state.reason(f"a container in {pod.namespace}/{pod.name}")

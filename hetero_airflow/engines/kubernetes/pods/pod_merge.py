@@ -17,6 +17,7 @@ from hetero_airflow.engines.kubernetes.selectors.affinity import to_json
 USER = 1000
 """Many images of the frameworks name no user, and would run as root."""
 
+_GROUPS = {"supplementalGroups", "supplementalGroupsPolicy"}
 _ADMIN = {"SYS_ADMIN", "CAP_SYS_ADMIN"}
 
 
@@ -51,14 +52,16 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
 def restrict_pod(pod: Mapping[str, Any], container: str = "base") -> dict[str, Any]:
     """The pod as Pod Security's profile "restricted" demands, with a user who is not root.
 
-    A pod with a security context of its author stays as it is. So does the user of a container.
+    A pod with a security context of its author stays as it is. One that only adds groups, which may open device files,
+    gets the rest. The user of a container stays too.
     """
     restricted = copy.deepcopy(dict(pod))
     spec = restricted["spec"]
-    if not spec.get("securityContext"):
+    context = {name: value for name, value in (spec.get("securityContext") or {}).items() if value is not None}
+    if context.keys() <= _GROUPS:
         of_container = leased_container(spec["containers"], container).get("securityContext") or {}
         user = {} if {"runAsUser", "runAsNonRoot"} & of_container.keys() else {"runAsNonRoot": True, "runAsUser": USER}
-        spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **user}
+        spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **user, **context}
     return restricted
 
 

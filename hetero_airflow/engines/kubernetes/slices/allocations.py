@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hetero_airflow.engines.kubernetes.slices.drivers import driver_kind
+from hetero_airflow.errors import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,21 @@ def read_allocation(item: Mapping[str, Any], _: ClaimAllocation | None = None) -
         tuple(device_id(r["driver"], r["pool"], r["device"]) for r in taken),
         "; ".join(_problems(taken, status.get("devices") or ())),
     )
+
+
+def claims_problem(leased: Iterable[str], allocations: Sequence[ClaimAllocation]) -> str:
+    """Why the claims of a pod that has begun are not those of its lease; empty if they are.
+
+    A claim can be edited or deleted by hand. The lease stays as it is, since the pod may use its devices.
+
+    :param leased: ids of the devices of the lease
+    """
+    claimed = {id_ for allocation in allocations for id_ in allocation.devices}
+    missing = sorted(id_ for id_ in leased if driver_kind(id_.partition("/")[0]) and id_ not in claimed)
+    if not missing:
+        return ""
+    names = shorten(", ".join(missing), 300)
+    return f"the pod's claims do not have {names} of its lease: somebody has changed or deleted them"
 
 
 def _problems(results: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from kubernetes.client import ApiException, CoreV1Api, ResourceV1Api  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.kubernetes.outage import Outage
-from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation, read_allocation
+from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation, claims_problem, read_allocation
 from hetero_airflow.engines.kubernetes.slices.pools import Pools, pool_uses
 from hetero_airflow.engines.kubernetes.slices.resource_slices import ResourceSlice, read_slice
 from hetero_airflow.engines.kubernetes.watch.informer import CONNECT_S, READ_S, Informer
@@ -121,6 +121,13 @@ class DraView:
                     by_pod.setdefault(uid, []).append(allocation)
             self._by_pod = (changes, by_pod)
         return self._by_pod[1].get(pod_uid, [])
+
+    def claims_problem(self, pod: LeasedPod) -> str:
+        """Why the claims of a lease's pod that has begun are not those of its lease; empty if they are, or unknown."""
+        has_begun = not pod.is_waiting and not pod.is_over
+        if not (has_begun and pod.has_claim) or self._use_problem:
+            return ""
+        return claims_problem(pod.devices, self.allocations(pod.uid))
 
     def _run(self) -> None:
         """Ask for the API until the cluster has it, then watch."""

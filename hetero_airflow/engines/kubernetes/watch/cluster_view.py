@@ -12,7 +12,6 @@ from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 from hetero_airflow.engines.engine import WorkerChanges
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
-from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation
 from hetero_airflow.engines.kubernetes.slices.dra_view import DraView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod, read_pod
@@ -237,10 +236,14 @@ class ClusterView:
         devices = [device.model_copy(update={"leasable": False, "problem": _AWAY}) for device in worker.devices]
         return worker.model_copy(update={"devices": tuple(devices), "problems": (_AWAY,)})
 
-    def allocations(self, lease_id: str) -> list[ClaimAllocation]:
-        """The claims of a lease's pod that have devices."""
+    def claim_notes(self, lease_id: str) -> list[str]:
+        """What the claims of a lease's pod have, and what is wrong with them."""
         pod = self.pods().get(lease_id)
-        return [] if pod is None else self._dra.allocations(pod.uid)
+        if pod is None:
+            return []
+        allocations = self._dra.allocations(pod.uid)
+        problems = [*(allocation.problem for allocation in allocations), self._dra.claims_problem(pod)]
+        return [", ".join(allocation.devices) for allocation in allocations] + [text for text in problems if text]
 
     def _worker(self, node: Mapping[str, Any], usage: NodeUsage, devices: tuple[Device, ...]) -> Worker | None:
         try:

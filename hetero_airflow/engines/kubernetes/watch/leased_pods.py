@@ -10,6 +10,7 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.engine import TerminationCause
+from hetero_airflow.engines.kubernetes.claims.claim_template import POD_CLAIM_NAME
 from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
@@ -37,6 +38,8 @@ class LeasedPod:
     state: PodState
     devices: frozenset[str] = frozenset()
     """Ids of the device slots that its lease holds."""
+    has_claim: bool = False
+    """It claims devices of its lease (DRA)."""
     is_over: bool = False
     """None of its processes runs, or will ever run."""
     is_ending: bool = False
@@ -83,6 +86,7 @@ def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | N
         node=item["spec"].get("nodeName"),
         state=pod_state(pod),
         devices=frozenset(filter(None, devices.split(","))),
+        has_claim=any(claim["name"] == POD_CLAIM_NAME for claim in item["spec"].get("resourceClaims") or ()),
         is_over=(item.get("status") or {}).get("phase") in _ENDED_PHASES,
         is_ending=metadata.get("deletionTimestamp") is not None,
         memory_bytes=int(parse_quantity(limits["memory"])) if "memory" in limits else None,

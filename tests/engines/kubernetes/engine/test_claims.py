@@ -13,7 +13,7 @@ from tests.engines.kubernetes.watch.test_cluster_view import a_bare_node
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
-GPU = "gpu.nvidia.com/dra-1/gpu-1"
+GPU, OTHER_GPU = "gpu.nvidia.com/dra-1/gpu-1", "gpu.nvidia.com/dra-1/gpu-0"
 
 
 @pytest.fixture
@@ -84,3 +84,36 @@ def test_a_template_that_its_pod_owns_costs_no_further_call(api, cluster, handed
     cluster.until(lambda: cluster.look(handed_over.lease) is Liveness.GONE)
     writes = [method for method, path, _ in api.requests if "resourceclaimtemplates" in path]
     assert writes == ["POST", "PATCH"]
+
+
+def problem_of(cluster, device_id):
+    """Why a device of the node is not offered."""
+    return next(device.problem for device in cluster.learn()["dra-1"].devices if device.id == device_id)
+
+
+def test_a_claim_that_is_edited_or_deleted_by_hand_is_named_and_frees_nothing(api, cluster, handed_over):
+    pod = cluster.made(handed_over.lease)
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    api.bind(name, "dra-1")
+    api.put("resourceclaims", a_claim("c", ("dra-1", "gpu-1"), pod_uid=uid))
+    api.set_status(name, {"phase": "Running"})
+    eventually(lambda: (cluster.status(handed_over.lease).message or "").endswith(f"(running); {GPU}"))
+    problem = f"the pod's claims do not have {GPU} of its lease: somebody has changed or deleted them"
+    api.put("resourceclaims", a_claim("c", ("dra-1", "gpu-0"), pod_uid=uid))
+    eventually(lambda: cluster.status(handed_over.lease).message.endswith(f"(running); {OTHER_GPU}; {problem}"))
+    eventually(lambda: problem_of(cluster, OTHER_GPU) == "the claim default/c has it")
+    api.drop("resourceclaims", "c", "default")
+    eventually(lambda: cluster.status(handed_over.lease).message.endswith(f"(running); {problem}"))
+    assert cluster.look(handed_over.lease) is Liveness.ALIVE
+    assert handed_over.key not in cluster.reported
+
+
+def test_a_claim_of_somebody_else_that_names_our_pod_takes_its_device_out(api, cluster, handed_over):
+    pod = cluster.made(handed_over.lease)
+    uid = pod["metadata"]["uid"]
+    api.put("resourceclaims", a_claim("ours", ("dra-1", "gpu-1"), pod_uid=uid))
+    api.put("resourceclaims", a_claim("theirs", ("dra-1", "gpu-0"), pod_uid=uid, namespace="other"))
+    eventually(lambda: problem_of(cluster, OTHER_GPU) == "the claim other/theirs has it")
+    assert cluster.look(handed_over.lease) is Liveness.ALIVE
+    api.drop("resourceclaims", "ours", "default")
+    api.drop("resourceclaims", "theirs", "other")
