@@ -49,7 +49,7 @@ test-busy: $(VENV)/.installed  ## the same tests with a busy process on each cor
 TESTS := not bench and not chaos and not fleet$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
 
 fleets: $(VENV)/.installed  ## Celery and edge workers, agents and clusters: kill, freeze and cut off workers
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m fleet --durations=10 tests/agent tests/system
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m fleet --durations=10 tests/agent tests/dags tests/system
 
 chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \

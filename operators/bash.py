@@ -17,7 +17,8 @@ from hetero_airflow.settings import LEASE_VARIABLE
 class DeviceBashOperator(DeviceOperator, BashOperator):
     """Airflow's BashOperator with the arguments of `DeviceOperator`.
 
-    The command always gets the lease's variables, for any `env` and `append_env`.
+    The command always gets the lease's variables, for any `env` and `append_env`. Bash does not read ``~/.bashrc``, as
+    that could change them. Else it would, under systemd or cron: its input is a socket, and ``SHLVL`` is not set.
 
     >>> from hetero_airflow.operators import DeviceBashOperator
     >>> DeviceBashOperator(task_id="smi", bash_command="nvidia-smi -i $CUDA_VISIBLE_DEVICES", device="nvidia")
@@ -26,5 +27,5 @@ class DeviceBashOperator(DeviceOperator, BashOperator):
 
     def get_env(self, context: Context) -> dict[str, Any]:
         """The environment variables of the command."""
-        env: dict[str, Any] = super().get_env(context)
+        env: dict[str, Any] = super().get_env(context) | {"SHLVL": "1"}
         return env | lease_environment(current_lease(), env) if LEASE_VARIABLE in os.environ else env

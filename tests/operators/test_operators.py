@@ -1,3 +1,6 @@
+import socket
+import subprocess
+
 import pytest
 import structlog
 from airflow.sdk import DAG, task
@@ -216,3 +219,19 @@ def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
 def test_executor_config_key_is_not_overwritten_by_a_nested_operator(dag):
     operator = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
     assert list(operator.executor_config) == [ENVELOPE_KEY]
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_a_shell_command_reads_no_bashrc_also_where_no_shell_started_airflow(dag, tmp_path, monkeypatch, level):
+    """As under systemd or cron. The input of a task's process is a socket; bash then takes it for a remote shell's."""
+    (tmp_path / ".bashrc").write_text("export CUDA_VISIBLE_DEVICES=all PATH=/nowhere\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SHLVL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("SHLVL", level)
+    operator = DeviceBashOperator(task_id="t", device="gpu", bash_command="unused")
+    ours, other_end = socket.socketpair()
+    with bound_to_lease(a_task_lease(ids=("GPU-7",))), ours, other_end:
+        command = ["bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+        done = subprocess.run(command, env=operator.get_env({}), stdin=ours, capture_output=True, text=True)
+    assert done.stdout == "GPU-7\n"
