@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from kubernetes.client import ApiException
+from kubernetes.client import ApiException, Configuration
 from kubernetes.config import incluster_config
 
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection
@@ -67,7 +67,12 @@ def test_a_hook_reads_a_kubeconfig_again_when_its_token_is_refused(tmp_path):
 
         write("first")
         api.put("nodes", a_node("a"))
-        hook = RenewingHook(conn_id=None, in_cluster=False, config_file=str(tmp_path / "config"))
+        hook = RenewingHook(
+            conn_id=None,
+            client_configuration=Configuration(),  # not the default one of the process, which other tests use
+            in_cluster=False,
+            config_file=str(tmp_path / "config"),
+        )
         cluster = hook.core_v1_client
         for token in ("first", "second"):
             write(token)

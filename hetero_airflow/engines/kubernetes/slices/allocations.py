@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero_airflow.engines.kubernetes.slices.drivers import driver_kind
-from hetero_airflow.errors import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def claims_problem(leased: Iterable[str], allocations: Sequence[ClaimAllocation]
     missing = sorted(id_ for id_ in leased if driver_kind(id_.partition("/")[0]) and id_ not in claimed)
     if not missing:
         return ""
-    names = shorten(", ".join(missing), 300)
+    names = ", ".join(missing)[:500]
     return f"the pod's claims do not have {names} of its lease: somebody has changed or deleted them"
 
 
