@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -108,6 +108,16 @@ bench-decide: $(VENV)/.installed  ## measure decisions a second, whole cycles, a
 
 bench-schedule: $(VENV)/.installed  ## measure every policy on the public traces (HETERO_AIRFLOW_TRACES); SECTIONS="jct openb"
 	@PYTHONPATH=tests/benchmarks:tests/simulator $(RUN) tests/benchmarks/bench_schedule.py $(SECTIONS)
+
+# setuptools gives the files of a source archive the time of the build: it is packed again, with the time of the commit.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: $(VENV)/.installed  ## build the source archive and the wheel into dist/: the same commit gives the same bytes
+	@rm -rf dist build/dist && mkdir -p build/dist
+	@$(RUN) -m build --no-isolation --outdir dist . > build/dist.log 2>&1 || { cat build/dist.log; exit 1; }
+	@tar -xzf dist/*.tar.gz -C build/dist
+	@tar -C build/dist --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner --mode=go=rX,u+w \
+	  --format=gnu -cf - $$(ls build/dist) | gzip -n9 > "$$(echo dist/*.tar.gz)"
+	@sha256sum dist/*
 
 install: $(VENV)/.installed  ## set up .venv and nothing else
 

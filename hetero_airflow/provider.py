@@ -7,14 +7,20 @@ from typing import Any
 from hetero_airflow import __version__
 from hetero_airflow.settings import OPTIONS, SECTION
 
+INTEGRATION = "Heterogeneous compute"
+
 
 def get_provider_info() -> dict[str, Any]:
-    """The executor, tables, commands, decorator and configuration of the provider."""
+    """All that the provider has but its plugin, which Airflow finds by an entry point of its own."""
     return {
         "package-name": "hetero-airflow",
-        "name": "Heterogeneous compute",
+        "name": INTEGRATION,
         "description": "Device-aware scheduling: tasks state what hardware they need.",
         "versions": [__version__],
+        "integrations": [{"integration-name": INTEGRATION, "tags": ["software"]}],
+        "operators": [_modules("operators", "bash", "pod", "python", "torchrun")],
+        "sensors": [_modules("sensors", "checkpoint", "device_available")],
+        "triggers": [_modules("sensors", "checkpoint_trigger")],
         "executors": ["hetero_airflow.executor.HeteroExecutor"],
         "db-managers": ["hetero_airflow.executor.db_manager.HeteroDBManager"],
         "cli": ["hetero_airflow.cli.commands.get_commands"],
@@ -39,3 +45,8 @@ def get_provider_info() -> dict[str, Any]:
             }
         },
     }
+
+
+def _modules(folder: str, *names: str) -> dict[str, Any]:
+    """Modules of the integration, as Airflow's registry of providers lists them."""
+    return {"integration-name": INTEGRATION, "python-modules": [f"hetero_airflow.{folder}.{name}" for name in names]}

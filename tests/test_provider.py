@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import airflow
+import jsonschema
 import pytest
 from packaging.requirements import Requirement
 
+from hetero_airflow import operators, sensors
 from hetero_airflow.provider import get_provider_info
 
 
@@ -41,6 +45,27 @@ def test_we_ship_no_listener_since_any_would_break_dags_that_end_from_a_trigger(
     plugins = json.loads(run_airflow(tmp_path, "plugins", "--output", "json"))
     ours = next(plugin for plugin in plugins if plugin["name"] == "hetero_airflow")
     assert not ours.get("listeners")
+
+
+def test_what_we_tell_airflow_follows_its_schema_and_names_the_modules_of_all_that_we_export():
+    info = get_provider_info()
+    schema = (Path(airflow.__file__).parent / "provider_info.schema.json").read_text()
+    jsonschema.validate(info, json.loads(schema))
+    exported = {
+        "operators": (operators.DevicePodOperator, *_classes(operators, "Operator")),
+        "sensors": _classes(sensors, "Sensor"),
+        "triggers": [sensors.CheckpointPublished],
+    }
+    for key, classes in exported.items():
+        (part,) = info[key]
+        assert set(part["python-modules"]) == {cls.__module__ for cls in classes}
+        assert part["integration-name"] == info["integrations"][0]["integration-name"]
+
+
+def _classes(package, ending):
+    """What a package exports and people use: not the base class of device operators."""
+    names = (name for name in package.__all__ if name.endswith(ending) and name != "DeviceOperator")
+    return [getattr(package, name) for name in names]
 
 
 @pytest.mark.parametrize("option", get_provider_info()["config"]["hetero"]["options"])
