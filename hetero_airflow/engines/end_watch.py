@@ -25,26 +25,35 @@ class EndWatch:
     :param react: takes the reports from the engine. The thread calls it
     """
 
-    def __init__(self, ends: PromptEnds, react: Callable[[PromptEnds], None]) -> None:
-        self._ends = ends
+    def __init__(self, react: Callable[[PromptEnds], None]) -> None:
         self._react = react
+        self._thread: Thread | None = None
+
+    def start(self, ends: PromptEnds | None) -> None:
+        """Start the thread. An engine without prompt reports needs none."""
+        if ends is None:
+            return
         self._stopped, self._stop = Pipe(duplex=False)
-        self._thread = Thread(target=self._run, name="hetero-end-watch", daemon=True)
+        self._thread = Thread(target=self._run, args=(ends,), name="hetero-end-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread. Returns when it has ended; a second call does nothing."""
-        self._stop.close()
+        if self._thread is None:
+            return
+        self._stop.send("stop")  # closing it is not enough: processes that were forked meanwhile have it too
         self._thread.join()
-        self._stopped.close()
+        self._thread = None
+        for end in (self._stopped, self._stop):
+            end.close()
 
-    def _run(self) -> None:
+    def _run(self, ends: PromptEnds) -> None:
         pause_s = 0.0
         while not self._stopped.poll(pause_s):
-            if self._stopped in wait([self._stopped, self._ends.readable]):
+            if self._stopped in wait([self._stopped, ends.readable]):
                 return
             try:
-                self._react(self._ends)
+                self._react(ends)
                 pause_s = 0.0
             except Exception:
                 log.exception("Ended tasks could not be processed at once; the scheduler's next heartbeat does it")

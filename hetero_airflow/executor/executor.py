@@ -37,6 +37,7 @@ from hetero_airflow.executor.leases.adoption import Adoption
 from hetero_airflow.executor.leases.end_reports import EndReports
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.policies import load_policy
+from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.grant_key import grant_signer
 
 _MAX_NOTES = 1000
@@ -67,7 +68,8 @@ class HeteroExecutor(BaseExecutor):
         """The events that the scheduler has not fetched yet: key, state, information."""
         self._round = Lock()
         """Held while tasks are placed, started or ended: the scheduler's loop and `EndWatch` take turns."""
-        self._end_watch: EndWatch | None = None
+        self._starts_threads = False
+        self._end_watch = EndWatch(self._react_to_ends)
         self._engine: AirflowEngine = configured_engine()(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -79,8 +81,8 @@ class HeteroExecutor(BaseExecutor):
         import_module(COORDINATOR_MODULE)  # the engine's worker processes inherit it by fork
         configuration = read_configuration()
         ensure_pool(configuration.pool)
-        close_in_children(_airflow_database())
-        store = CachedSnapshotStore(_airflow_database())
+        close_in_children(airflow_engine())
+        store = CachedSnapshotStore(airflow_engine())
         store.snapshot()  # fails early, with a clear error
         self._use(
             store,
@@ -100,14 +102,21 @@ class HeteroExecutor(BaseExecutor):
                 callbacks=SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator)),
                 clock=self._clock,
                 queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
-                signer=grant_signer(_airflow_database()),
+                signer=grant_signer(airflow_engine()),
             ),
         )
         workers = self._dispatcher.workers.current
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers))
-        if self._engine.prompt_ends is not None:
-            self._end_watch = EndWatch(self._engine.prompt_ends, self._react_to_ends)
-        self._dispatcher.api.start()  # after the engine has forked its processes
+        self._starts_threads = True
+
+    def _start_threads(self) -> None:
+        """Start the threads. The executors beside this one have forked their processes by now.
+
+        A process that is forked while another thread imports a module may wait forever for the lock of that import.
+        """
+        self._starts_threads = False
+        self._dispatcher.api.start()
+        self._end_watch.start(self._engine.prompt_ends)
 
     def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
         self._store, self._dispatcher = store, dispatcher
@@ -129,6 +138,8 @@ class HeteroExecutor(BaseExecutor):
 
         New tasks are placed before the engine reports ended ones, so that they do not wait for the report.
         """
+        if self._starts_threads:
+            self._start_threads()
         with self._round:
             self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
             self._store.invalidate()  # read the tables once in this heartbeat
@@ -215,13 +226,12 @@ class HeteroExecutor(BaseExecutor):
 
     def debug_dump(self) -> None:
         """Log which tasks wait and which run. A signal handler calls it: it waits for no round."""
-        waiting, running = list(self._queue.tasks), list(self._keeper.running.items())
-        self.log.info("Waiting: %s", [str(key) for key in waiting])
-        self.log.info("Running: %s", {str(key): task.lease.id for key, task in running})
+        self.log.info("Waiting: %s", [str(key) for key in list(self._queue.tasks)])
+        self.log.info("Running: %s", {str(key): task.lease.id for key, task in list(self._keeper.running.items())})
 
     def end(self) -> None:
         """Wait for the running tasks, then free their devices."""
-        self._stop_end_watch()
+        self._end_watch.stop()
         self._process_ends(self._engine.end())
         self._dispatcher.close()
         now = self._clock.now()
@@ -229,13 +239,9 @@ class HeteroExecutor(BaseExecutor):
 
     def terminate(self) -> None:
         """Stop without waiting."""
-        self._stop_end_watch()
+        self._end_watch.stop()
         self._dispatcher.close()
         self._engine.terminate()
-
-    def _stop_end_watch(self) -> None:
-        if self._end_watch is not None:
-            self._end_watch.stop()
 
     def _has(self, key: Any) -> bool:
         waiting = self._arrived, self._queue.tasks, self._checks.tasks, self._unleased.waiting
@@ -292,9 +298,3 @@ class HeteroExecutor(BaseExecutor):
         self._task_event_logs.append(record)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._notes.append(record)
-
-
-def _airflow_database() -> Any:
-    from airflow import settings
-
-    return settings.engine

@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 
 from hetero_airflow.errors import HeteroError, StoreError
 from hetero_airflow.model.heartbeat import SERVER_HEARTBEAT_S
+from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import ServerAlive
 from hetero_airflow.web.agent_routes import AgentRoutes
@@ -23,14 +24,6 @@ from hetero_airflow.web.refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.user_routes import UserRoutes
 
 log = logging.getLogger(__name__)
-
-
-def airflow_engine() -> Engine:
-    """This process's engine of Airflow's metadata database."""
-    from airflow import settings
-
-    assert settings.engine is not None, "Airflow opens its database before it serves"
-    return settings.engine
 
 
 def freeze_loaded_objects() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from multiprocessing import Pipe
 from threading import Event, current_thread
 from types import SimpleNamespace
@@ -28,7 +29,8 @@ def test_each_report_is_taken_at_once_in_a_thread_beside_the_scheduler(pipe):
         ends.readable.recv()
         taken.set()
 
-    watch = EndWatch(pipe, react)
+    watch = EndWatch(react)
+    watch.start(pipe)
     for _ in range(2):
         pipe.writable.send("over")
         assert taken.wait(30)
@@ -48,7 +50,8 @@ def test_after_an_error_it_tries_again(pipe, monkeypatch, caplog):
         ends.readable.recv()
         taken.set()
 
-    watch = EndWatch(pipe, react)
+    watch = EndWatch(react)
+    watch.start(pipe)
     pipe.writable.send("over")
     assert taken.wait(30)
     watch.stop()
@@ -56,6 +59,16 @@ def test_after_an_error_it_tries_again(pipe, monkeypatch, caplog):
 
 
 def test_it_ends_when_it_is_told_to_while_nothing_is_reported(pipe):
-    watch = EndWatch(pipe, lambda ends: pytest.fail("nothing was reported"))
+    watch = EndWatch(lambda ends: pytest.fail("nothing was reported"))
+    watch.start(pipe)
+    thread = watch._thread
     watch.stop()
-    assert not watch._thread.is_alive()
+    assert not thread.is_alive()
+
+
+def test_it_ends_though_a_process_was_forked_meanwhile(pipe):
+    watch = EndWatch(lambda ends: pytest.fail("nothing was reported"))
+    watch.start(pipe)
+    with subprocess.Popen(["sleep", "60"], pass_fds=[watch._stop.fileno()]) as child:
+        watch.stop()
+        child.kill()

@@ -1,15 +1,21 @@
+import threading
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
+import hetero_airflow.executor.executor as executor_module
 from hetero_airflow.engines.engine import Liveness, TerminationCause
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.store import tables
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
 from tests.executor.conftest import Key
@@ -343,3 +349,23 @@ def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(benc
     bench.engine.events = {"a": (SUCCESS, None)}
     executor._react_to_ends(SimpleNamespace(start_handed_over=list))
     assert executor.get_event_buffer() == {}
+
+
+def test_no_thread_runs_before_the_first_heartbeat_since_other_executors_fork_until_then(
+    bench, executor, monkeypatch, tmp_path
+):
+    engine = create_engine(f"sqlite:///{tmp_path}/store.db", poolclass=NullPool)
+    tables.metadata.create_all(engine)
+    monkeypatch.setattr(executor_module, "airflow_engine", lambda: engine)
+    monkeypatch.setattr(executor_module, "ensure_pool", lambda pool: None)
+    monkeypatch.setattr(ExecutionApiWatch, "ask", lambda watch: None)
+    readable, _writable = Pipe(duplex=False)
+    bench.engine.start, bench.engine.terminate = lambda context: None, lambda: None
+    bench.engine.prompt_ends = SimpleNamespace(readable=readable)
+    before = set(threading.enumerate())
+    executor.start()
+    assert set(threading.enumerate()) == before
+    executor.heartbeat()
+    started = {thread.name for thread in set(threading.enumerate()) - before}
+    executor.terminate()
+    assert {"execution-api-watch", "hetero-end-watch"} <= started

@@ -14,7 +14,7 @@ LEASE = a_lease("r", "gpu-1")
 class StandInCluster:
     site = None
 
-    def allocations(self, _):
+    def claim_notes(self, _):
         return []
 
     def __init__(self):
