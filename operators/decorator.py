@@ -47,6 +47,7 @@ def device_task(
     driver: str | None = None,
     labels: Mapping[str, str] | None = None,
     topology: str | None = None,
+    spot: bool | None = None,
     priority: PriorityName | None = None,
     wait_timeout: Duration | None = None,
     gang: int | str | None = None,
@@ -64,6 +65,7 @@ def device_task(
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
     :param topology: nvlink or numa of the devices; host, rack or site of a gang; ``nvlink@10m`` waits at most that long
+    :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
     :param gang: for a mapped task: this many of its instances are placed together or not at all
@@ -80,6 +82,7 @@ def device_task(
         "driver": driver,
         "labels": labels,
         "topology": topology,
+        "spot": spot,
         "priority": priority,
         "wait_timeout": wait_timeout,
         "gang": gang,

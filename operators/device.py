@@ -35,6 +35,7 @@ class DeviceOperator(BaseOperator):
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
     :param topology: nvlink or numa of the devices; host, rack or site of a gang; ``nvlink@10m`` waits at most that long
+    :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
     :param gang: for a mapped task: this many of its instances, in the order of their map indexes, are placed together
@@ -56,6 +57,7 @@ class DeviceOperator(BaseOperator):
         driver: str | None = None,
         labels: Mapping[str, str] | None = None,
         topology: str | None = None,
+        spot: bool | None = None,
         priority: PriorityName | None = None,
         wait_timeout: Duration | None = None,
         gang: int | str | None = None,
@@ -66,7 +68,7 @@ class DeviceOperator(BaseOperator):
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, priority, wait_timeout)
+        values = (device, quota, runtime, driver, labels, topology, spot, priority, wait_timeout)
         given = dict(zip(ARGUMENTS, values, strict=True))
         defaults = device_task_defaults()
         super().__init__(

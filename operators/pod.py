@@ -41,7 +41,7 @@ T = TypeVar("T")
 _PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
 """Variables that are no secret."""
 _OF_SIDECAR = V1SecurityContext(allow_privilege_escalation=False, capabilities=V1Capabilities(drop=["ALL"]))
-_REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "priority", "wait_timeout")
+_REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "spot", "priority", "wait_timeout")
 
 
 class DevicePodOperator(KubernetesPodOperator):
@@ -55,11 +55,12 @@ class DevicePodOperator(KubernetesPodOperator):
     A pod waits for devices without a limit, unless `wait_timeout` or ``schedule_timeout_seconds`` sets one. If the pod
     is evicted, preempted or deleted, or its node is lost, no retry is used up if the recovery rules say so.
 
-    :param device: as for `DeviceOperator`; a template, like the next six
+    :param device: as for `DeviceOperator`; a template, like the next seven
     :param quota: count, share, memory, cpus, host_memory
     :param runtime: software → version specifier; only CUDA's is checked, the others depend on the image
     :param driver: version specifier of the driver
     :param node_labels: label → value of the node (``labels`` are the pod's own, as in KubernetesPodOperator)
+    :param spot: False: never on a node with the label ``hetero/spot``
     :param priority: urgent, high, medium or low; becomes the PriorityClass of ``[hetero] kubernetes_priority_classes``
     :param wait_timeout: fail after waiting for longer
     :param checkpoint: mapping as for `DeviceOperator`. The pod gets the place, but not the key of a connection, which
@@ -80,6 +81,7 @@ class DevicePodOperator(KubernetesPodOperator):
         runtime: Any = None,
         driver: Any = None,
         node_labels: Any = None,
+        spot: Any = None,
         priority: Any = None,
         wait_timeout: Any = None,
         checkpoint: Any = None,
@@ -101,6 +103,7 @@ class DevicePodOperator(KubernetesPodOperator):
         self.runtime = runtime
         self.driver = driver
         self.node_labels = node_labels
+        self.spot = spot
         self.priority = priority
         self.wait_timeout = wait_timeout
         self.checkpoint = None if checkpoint is None else CheckpointArguments.parse(checkpoint)
@@ -248,12 +251,8 @@ class DevicePodOperator(KubernetesPodOperator):
         url = CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]).url
         parts = split_url(url)
         if parts.scheme == "file" and not _is_mounted(parts.path, pod):
-            error = RequestError(
-                "checkpoint",
-                url,
-                found="no volume of the pod at that folder",
-                remedy="Mount one with volumes and volume_mounts, or use s3://bucket/prefix",
-            )
+            remedy = "Mount one with volumes and volume_mounts, or use s3://bucket/prefix"
+            error = RequestError("checkpoint", url, found="no volume of the pod at that folder", remedy=remedy)
             raise AirflowFailException(str(error))
         public = {name: value for name, value in variables.items() if name in _PUBLIC_VARIABLES}
         if len(public) < len(variables):

@@ -44,6 +44,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
     :param topology: nvlink or numa of the devices; host, rack or site of a gang
+    :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
     :param priority: urgent, high, medium or low
     :raises RequestError: when the DAG file is parsed, if the arguments are no valid request
 
@@ -63,6 +64,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
         driver: str | None = None,
         labels: Mapping[str, str] | None = None,
         topology: str | None = None,
+        spot: bool | None = None,
         priority: PriorityName | None = None,
         timeout: timedelta | float | None = None,
         executor: str | None = None,
@@ -70,7 +72,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, priority, timeout)
+        values = (device, quota, runtime, driver, labels, topology, spot, priority, timeout)
         given = dict(zip(ARGUMENTS, values, strict=True))
         defaults = device_task_defaults()
         super().__init__(

@@ -20,7 +20,7 @@ from hetero_airflow.runtime.task_lease import TaskLease
 
 ENVELOPE_KEY = "hetero"
 
-ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout")
+ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout")
 """The arguments of a device operator that `DeviceRequest.parse` reads."""
 
 _NO_GANG = GangSize()

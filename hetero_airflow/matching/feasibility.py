@@ -16,7 +16,7 @@ from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.device import Device, device_tokens, matches_model, model_tokens
 from hetero_airflow.model.plan import TRANSIENT, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.model.worker import SPOT_LABEL, Worker, WorkerState, is_spot_worker
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
 _STAGES = {code: stage for stage, code in enumerate(ReasonCode)}
@@ -225,6 +225,8 @@ def _software_rejection(alternative: Alternative, shape: Shape) -> Rejection | N
         if not matches_label(value, shape.labels.get(name)):
             found = f"{name}={shape.labels[name]}" if name in shape.labels else f"no label {name}"
             return make_rejection(ReasonCode.LABELS, f"{name}={value}", found)
+    if not alternative.spot and is_spot_worker(shape.labels):
+        return make_rejection(ReasonCode.LABELS, "spot=False", f"{SPOT_LABEL}={shape.labels[SPOT_LABEL]}")
     return None
 
 

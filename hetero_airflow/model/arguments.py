@@ -50,6 +50,7 @@ class DeviceOption(Quota, total=False):
     driver: str
     labels: Mapping[str, str]
     topology: str
+    spot: bool
 
 
 class Checkpointing(TypedDict, total=False):
@@ -99,6 +100,7 @@ class DeviceArguments(TypedDict, total=False):
             examples=["nvlink", "rack@10m"],
         ),
     ]
+    spot: Annotated[bool, Field(description="False: never on a worker with the label hetero/spot.", examples=[False])]
     priority: Literal["urgent", "high", "medium", "low"]
     wait_timeout: Annotated[float | str, Field(description="The task fails after this wait.", examples=["2h", 600])]
     gang: Annotated[

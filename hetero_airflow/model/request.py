@@ -27,6 +27,7 @@ from hetero_airflow.model.request_fields import (
     LabelsField,
     RuntimeField,
     SpecifierField,
+    SpotField,
     TopologyField,
     check_sizes,
     merge_fields,
@@ -34,6 +35,7 @@ from hetero_airflow.model.request_fields import (
     unknown_field,
     validated,
 )
+from hetero_airflow.model.worker import SPOT_LABEL, is_spot_worker
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes_exact, parse_duration_s, share_to_milli
 from hetero_airflow.validation import did_you_mean
 
@@ -84,6 +86,8 @@ class Alternative(BaseModel):
     runtime: RuntimeField = Field(default_factory=dict)
     driver: SpecifierField = None
     labels: LabelsField = Field(default_factory=dict, description=LABELS_DESCRIPTION)
+    spot: SpotField = True
+    """Whether it may run on spot workers, see `is_spot_worker`."""
     topology: TopologyField = None
     """How close its devices, or the members of its gang, must be; None: as close as possible without waiting."""
 
@@ -94,6 +98,10 @@ class Alternative(BaseModel):
         if self.share is not None and self.count != 1:
             remedy = "Leave the count out: a share is a part of one device"
             raise RequestError("share", self.share, found=f"count={self.count} beside it", remedy=remedy)
+        wanted = self.labels.get(SPOT_LABEL, "!")
+        if not self.spot and not wanted.startswith("!") and is_spot_worker(self.labels):
+            found = f'labels={{"{SPOT_LABEL}": "{wanted}"}} beside it'
+            raise RequestError("spot", False, found=found, remedy="Leave one of the two out")
         return self
 
     def _check_cpu(self) -> None:
@@ -147,6 +155,7 @@ class Alternative(BaseModel):
         extras += [f"{name}{spec}" for name, spec in self.runtime.items()]
         extras += [f"driver{self.driver}"] if self.driver else []
         extras += [f"{name}={value}" for name, value in self.labels.items()]
+        extras += ["spot=False"] if not self.spot else []
         extras += [f"topology={self.topology}"] if self.topology else []
         return f"{amount} {self.device_text}" + (f" ({', '.join(extras)})" if extras else "")
 
@@ -180,6 +189,7 @@ class DeviceRequest(BaseModel):
         driver: object = None,
         labels: object = None,
         topology: object = None,
+        spot: object = None,
         priority: object = None,
         wait_timeout: object = None,
     ) -> DeviceRequest:
@@ -189,17 +199,18 @@ class DeviceRequest(BaseModel):
             which the policy chooses; a mapping of `Alternative`'s fields, which may have ``device`` as a text; or a
             `DeviceRequest`, without other arguments
         :param quota: mapping with any of count, share, memory, cpus, host_memory. It applies to each alternative
-            without that field, and so do the following four arguments
+            without that field, and so do the following five arguments
         :param runtime: software name → version specifier
         :param driver: version specifier of the devices' driver
         :param labels: label → value that the worker must have; ``!7`` any other or none, ``!7,8`` neither
         :param topology: nvlink or numa for the devices of one request; host, rack or site for the members of a gang.
             With ``@10m`` the request waits at most that long for it
+        :param spot: False: never on a worker with the label hetero/spot
         :param priority: urgent, high, medium or low
         :param wait_timeout: seconds, a timedelta, or a text such as ``2h``
         :raises RequestError: an argument is not valid, or two contradict each other
         """
-        conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology}
+        conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology, "spot": spot}
         fields = {**conditions, **read_quota(quota)}
         check_sizes(fields)
         shared = {field: value for field, value in fields.items() if value is not None}

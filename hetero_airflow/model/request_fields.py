@@ -92,6 +92,16 @@ def _read_labels(value: object) -> object:
     return {str(name): labels[name] for name in sorted(labels, key=str)}
 
 
+def _read_spot(value: object) -> object:
+    texts = {"true": True, "false": False}  # of a rendered template
+    read = texts.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if read is None or isinstance(read, bool):
+        return read is not False
+    raise RequestError(
+        "spot", value, found="neither True nor False", remedy="Write False for no spot worker, True for any worker"
+    )
+
+
 _read_size = _optional(lambda value: parse_bytes(value, "host_memory"))
 _read_driver = _optional(lambda value: _specifier(value, "driver"))
 
@@ -109,6 +119,7 @@ TopologyField = Annotated[
     ),
     PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
 ]
+SpotField = Annotated[bool, BeforeValidator(_read_spot, json_schema_input_type=bool)]
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
 LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]

@@ -119,6 +119,7 @@ def local_lease(
     driver: str | None = None,
     labels: Mapping[str, str] | None = None,
     topology: str | None = None,
+    spot: bool | None = None,
     priority: PriorityName | None = None,
     wait_timeout: Duration | None = None,
 ) -> LocalLease:
@@ -138,6 +139,7 @@ def local_lease(
         driver=driver,
         labels=labels,
         topology=topology,
+        spot=spot,
         priority=priority,
         wait_timeout=wait_timeout,
     )

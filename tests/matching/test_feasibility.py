@@ -120,6 +120,14 @@ def test_a_device_meets_the_conditions_or_has_a_reason(
         (an_alternative("gpu", labels={"zone": "eu"}), a_worker(labels={"zone": "eu", "x": "y"}), None),
         (an_alternative("gpu", labels={"rack": "!7"}), a_worker(labels={"rack": "8"}), None),
         (an_alternative("gpu", labels={"rack": "!7"}), a_worker(), None),
+        (an_alternative("gpu", spot=False), a_worker(), None),
+        (an_alternative("gpu", spot=False), a_worker(labels={"hetero/spot": "false"}), None),
+        (an_alternative("gpu"), a_worker(labels={"hetero/spot": "true"}), None),
+        (
+            an_alternative("gpu", spot=False),
+            a_worker(labels={"hetero/spot": "true"}),
+            Reason(ReasonCode.LABELS, "spot=False", "hetero/spot=true"),
+        ),
         (
             an_alternative("gpu", labels={"rack": "!7"}),
             a_worker(labels={"rack": "7"}),

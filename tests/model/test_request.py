@@ -233,7 +233,9 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from(["device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout"])
+NAMES = st.sampled_from(
+    ["device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout"]
+)
 
 
 @given(st.dictionaries(NAMES, ANYTHING, min_size=1))
@@ -291,3 +293,12 @@ def test_a_request_reads_as_it_was_written() -> None:
     request = parse("nvidia/a100:2", quota={"cpus": 8, "host_memory": "16GiB", "memory": "40GiB.."}, driver=">=550")
     assert str(request) == "2 × nvidia/a100 (memory=40GiB.., cpus=8, host_memory=16GiB, driver>=550)"
     assert str(parse({"gpu:0.5", "cpu"})) == "1 × cpu | 0.5 of a gpu"
+
+
+@pytest.mark.parametrize(("given", "spot"), [(None, True), (True, True), (False, False), ("False", False)])
+def test_a_request_may_run_on_spot_workers_unless_it_says_no(given: object, spot: bool) -> None:
+    request = parse(["gpu", {"device": "a100", "spot": False}], spot=given)
+    assert [alternative.spot for alternative in request.alternatives] == [spot, False]
+    assert str(request) == f"1 × gpu{'' if spot else ' (spot=False)'} or 1 × nvidia/a100 (spot=False)"
+    assert DeviceRequest.model_validate_json(request.model_dump_json()) == request
+    assert (parse("gpu", spot=given).fingerprint == parse("gpu").fingerprint) is spot

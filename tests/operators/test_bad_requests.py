@@ -129,6 +129,9 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"topology": "rak@10m"}, "topology", '"rack"'),
     ({"topology": "nvlink@10 minutes"}, "topology", '"10m"'),
     ({"topology": True}, "topology", '"nvlink@10m"'),
+    ({"spot": "no"}, "spot", "False for no spot worker"),
+    ({"spot": 0}, "spot", "False for no spot worker"),
+    ({"spot": False, "labels": {"hetero/spot": "true"}}, "spot", "Leave one of the two out"),
     ({"priority": "hihg"}, "priority", '"high"'),
     ({"priority": "High"}, "priority", '"high"'),
     ({"priority": "normal"}, "priority", "urgent, high, medium, low"),
@@ -198,7 +201,8 @@ ANYTHING = st.recursive(
 WORDS = st.sampled_from(["gpu", "a100", "nvidia/a100", "cpu", "nvidea/a100", "cuda", "80", "40G", "2 hours", ">=12"])
 NEAR_MISSES = st.tuples(WORDS, st.sampled_from("?,:/x =@0.-5"), WORDS).map("".join)
 FIELDS = [
-    "device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout", "gang", "checkpoint",
+    "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "gang",
+    "checkpoint",
 ]  # fmt: skip
 QUOTAS = st.dictionaries(
     st.sampled_from(["count", "share", "memory", "cpus", "host_memory", "mem", "device", "modle"]), ANYTHING | WORDS

@@ -49,6 +49,7 @@ BAD = [
     'DevicePythonOperator(task_id="t", python_callable=print, device=3.14)',
     'DevicePythonOperator(task_id="t", python_callable=print, device="gpu", quota={"memry": "1GiB"})',
     'DevicePythonOperator(task_id="t", python_callable=print, device="gpu", checkpoint={"on_clear": "frsh"})',
+    '@task.device(device="gpu", spot="no")\ndef f() -> None: ...',
     "local_lease(3.14)",
 ]
 
@@ -84,7 +85,7 @@ def test_the_examples_of_the_schema_make_requests():
     properties = schema["properties"]
     for device in properties["device"]["examples"]:
         DeviceRequest.parse(device)
-    for name in ("runtime", "driver", "labels", "topology", "wait_timeout"):
+    for name in ("runtime", "driver", "labels", "topology", "spot", "wait_timeout"):
         for value in properties[name]["examples"]:
             DeviceRequest.parse("gpu:2", **{name: value})
     for name, field in schema["$defs"]["Quota"]["properties"].items():

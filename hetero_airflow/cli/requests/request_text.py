@@ -12,7 +12,7 @@ from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
 from hetero_airflow.units import format_bytes_exact
 
 _QUOTA = ("memory", "cpus", "host_memory")
-_CONDITIONS = ("runtime", "driver", "labels", "topology")
+_CONDITIONS = ("runtime", "driver", "labels", "topology", "spot")
 
 
 def request_text(request: DeviceRequest) -> str:
@@ -23,6 +23,8 @@ def request_text(request: DeviceRequest) -> str:
     'device=["nvidia/a100:2", "nvidia/t4"], quota={"cpus": 4}, priority="high"'
     >>> request_text(DeviceRequest.parse([{"device": "gpu", "memory": "24GiB"}, "cpu:8"]))
     'device=[{"device": "gpu", "memory": "24GiB.."}, "cpu:8"]'
+    >>> request_text(DeviceRequest.parse("gpu", spot=False))
+    'device="gpu", spot=False'
     """
     rest: dict[str, object] = {}
     if request.priority is not Priority.MEDIUM:

@@ -12,6 +12,7 @@ memory without an upper limit                           0.05
 fewer cores beside the devices                          0.05 each time they are halved, 0.1 for none
 less host memory                                        0.1 each time it is halved, 0.2 for none
 without the topology                                    0.1
+on spot workers too                                     0.2
 without a label                                         0.2 each
 without a condition on software or driver               0.3 each
 a higher priority                                       0.25 a class: others wait in its place
@@ -114,6 +115,8 @@ def _relaxed(alternative: Alternative, devices: Iterable[Device]) -> Iterator[Fi
     yield from _with_less_of_the_host(alternative)
     if alternative.topology is not None:
         yield {"topology": None}, 0.1, f"without the topology {alternative.topology}"
+    if not alternative.spot:
+        yield {"spot": True}, 0.2, "on spot workers too"
     if alternative.driver is not None:
         yield {"driver": None}, 0.3, f"without the condition driver{alternative.driver}"
     yield from _without_conditions("labels", alternative.labels, 0.2, "={}")

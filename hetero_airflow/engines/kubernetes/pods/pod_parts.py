@@ -59,7 +59,7 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
     {'nvidia.com/gpu': '2', 'cpu': '4'}
     """
     alternative = request.alternatives[0]
-    labels = node_conditions.label_terms(alternative.labels)
+    labels = all_of(node_conditions.label_terms(alternative.labels), node_conditions.spot_terms(alternative))
     amounts: dict[str, str]
     tolerated: tuple[str, ...]
     environment: Mapping[str, str]
@@ -103,17 +103,18 @@ def claim_parts(
         return pod_parts(request, options, queue)
     claimable = [first, *takewhile(is_claimable, request.alternatives[1:])]
     claimed = claimable if device_classes is None else _with_class(claimable, device_classes)
-    if any(alternative.labels != claimed[0].labels for alternative in claimed):
-        raise RequestError(
-            "labels",
-            "other labels in each alternative",
-            found="one pod for all alternatives of a claim",
-            remedy="Give the labels once, for the whole request",
-        )
+    for name in ("labels", "spot"):
+        if any(getattr(alternative, name) != getattr(claimed[0], name) for alternative in claimed):
+            raise RequestError(
+                name,
+                f"other values of {name} in each alternative",
+                found="one pod for all alternatives of a claim",
+                remedy=f"Give {name} once, for the whole request",
+            )
     keys = tuple(dict.fromkeys(key for alternative in claimed for key in TAINTS.get(vendor_of(alternative), ())))
     return PodParts(
         amounts=_host_amounts(claimed),
-        terms=node_conditions.label_terms(claimed[0].labels),
+        terms=all_of(node_conditions.label_terms(claimed[0].labels), node_conditions.spot_terms(claimed[0])),
         tolerated=keys,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),

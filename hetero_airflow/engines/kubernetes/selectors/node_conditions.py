@@ -27,6 +27,7 @@ from hetero_airflow.engines.kubernetes.selectors.affinity import (
 from hetero_airflow.engines.kubernetes.selectors.versions import version_terms
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.worker import SPOT_LABEL
 from hetero_airflow.units import ByteRange, nominal_range
 
 _MIB, _GIB = 2**20, 2**30
@@ -66,6 +67,13 @@ def label_terms(labels: Mapping[str, str]) -> Terms:
             check_label(key, value)
         term.append(not_in(key, values) if text.startswith("!") else is_in(key, values))
     return (tuple(term),)
+
+
+def spot_terms(alternative: Alternative) -> Terms:
+    """The condition that keeps an alternative from spot nodes, if it does not accept them."""
+    if alternative.spot:
+        return ALWAYS
+    return (Requirement(SPOT_LABEL, "DoesNotExist"),), (is_in(SPOT_LABEL, ["false"]),)
 
 
 def device_terms(alternative: Alternative, vendor: str, *, is_model_specific: bool) -> Terms:

@@ -8,6 +8,7 @@ from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import claim_parts, pod_parts
 from hetero_airflow.engines.kubernetes.selectors import products
+from hetero_airflow.engines.kubernetes.selectors.affinity import Requirement, is_in
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 
@@ -260,3 +261,14 @@ def test_whatever_is_asked_for_makes_a_pod_that_is_accepted_or_a_clear_refusal(
     check_pod(complete_pod(BARE, parts))
     if parts.claim is not None:
         check_body(parts.claim, "V1ResourceClaimTemplate")
+
+
+def test_a_request_without_spot_keeps_away_from_spot_nodes():
+    request = DeviceRequest.parse(["nvidia", {"device": "nvidia/a100"}], spot=False, labels={"zone": "a"})
+    for parts in (pod_parts(request, ClusterOptions()), claim_parts(request, ClusterOptions())):
+        spot = [[requirement for requirement in term if requirement.key == "hetero/spot"] for term in parts.terms]
+        assert spot == [[Requirement("hetero/spot", "DoesNotExist")], [is_in("hetero/spot", ["false"])]]
+        assert all(is_in("zone", ["a"]) in term for term in parts.terms)
+    mixed = DeviceRequest.parse(["nvidia/a100", {"device": "nvidia/h100", "spot": False}])
+    with pytest.raises(RequestError, match="Give spot once"):
+        claim_parts(mixed, ClusterOptions())
