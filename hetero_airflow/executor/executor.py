@@ -14,7 +14,6 @@ from airflow.executors.base_executor import BaseExecutor, get_execution_api_serv
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.log import Log
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from hetero_airflow.clock import Clock, SystemClock
@@ -41,8 +40,6 @@ from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.grant_key import grant_signer
 
 _MAX_NOTES = 1000
-_MAX_ROUND_S = 5.0
-"""So long a call in the middle of the scheduler's transaction waits for `EndWatch`'s thread."""
 
 
 class HeteroExecutor(BaseExecutor):
@@ -123,7 +120,7 @@ class HeteroExecutor(BaseExecutor):
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
         self._reports = EndReports(dispatcher.keeper, self._engine)
         self._unleased = dispatcher.unleased
-        self._adoption = Adoption(store, dispatcher, self._engine, self._has, self._queue_again)
+        self._adoption = Adoption(store, dispatcher, self._engine, self._has, self._queue_again, self._round)
 
     def queue_workload(self, workload: Any, session: Session) -> None:
         """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
@@ -203,12 +200,7 @@ class HeteroExecutor(BaseExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died. Returns those that can't be taken over."""
-        if not self._round.acquire(timeout=_MAX_ROUND_S):  # it may wait for rows that the scheduler has locked
-            raise OperationalError("adoption of tasks", None, TimeoutError("a round takes too long"))
-        try:
-            return self._adoption.adopt(tis)
-        finally:
-            self._round.release()
+        return self._adoption.adopt(tis)
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""

@@ -336,10 +336,20 @@ def test_what_the_scheduler_says_in_a_transaction_waits_for_no_round(bench, exec
 
 
 def test_an_adoption_that_waits_too_long_for_a_round_is_tried_again_by_airflow(bench, executor, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.executor.executor._MAX_ROUND_S", 0.01)
+    monkeypatch.setattr("hetero_airflow.executor.leases.adoption._MAX_ROUND_S", 0.01)
+    unknown = a_task_instance(Key("b"), "b", "running")
     with executor._round, pytest.raises(OperationalError, match="adoption"):
-        executor.try_adopt_task_instances([])
-    assert executor.try_adopt_task_instances([]) == []
+        executor.try_adopt_task_instances([unknown])
+    assert executor.try_adopt_task_instances([unknown]) == [unknown]
+
+
+def test_our_own_tasks_need_no_round_when_airflow_offers_them_after_a_late_heartbeat(bench, executor):
+    """On SQLite, a round of another thread may wait for the transaction in which the scheduler asks."""
+    id_ = start(bench)
+    bench.engine.has_task = lambda ti: True
+    plain = a_task_instance(Key("plain"), "p", "running", device=False)
+    with executor._round:
+        assert executor.try_adopt_task_instances([a_task_instance("a", id_, "running"), plain]) == []
 
 
 def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):

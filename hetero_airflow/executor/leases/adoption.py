@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from airflow.utils.state import TaskInstanceState
+from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.contract.envelope import is_device_task
 from hetero_airflow.engines.engine import AirflowEngine
@@ -15,6 +17,9 @@ from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.model.lease import Lease
 
+_MAX_ROUND_S = 5.0
+"""So long the scheduler's transaction waits for the round of another thread."""
+
 
 @dataclass(frozen=True)
 class Adoption:
@@ -22,6 +27,7 @@ class Adoption:
 
     :param has_task: whether a task with that key waits or runs here
     :param queue: lets a task instance wait here
+    :param round: held while this executor's tasks change
     """
 
     store: CachedSnapshotStore
@@ -29,9 +35,30 @@ class Adoption:
     engine: AirflowEngine
     has_task: Callable[[Any], bool]
     queue: Callable[[Any], None]
+    round: Lock
 
     def adopt(self, tis: Sequence[Any]) -> list[Any]:
-        """Take over task instances. Returns those that can't be taken over."""
+        """Take over task instances. Returns those that can't be taken over.
+
+        The scheduler calls this in a transaction, for which the round of another thread may wait. After a late
+        heartbeat it offers tasks of this executor, which need no round.
+
+        :raises OperationalError: the round takes too long. Airflow ends the transaction, and tries again
+        """
+        if all(map(self._is_own, tis)):
+            return []
+        if not self.round.acquire(timeout=_MAX_ROUND_S):
+            raise OperationalError("adoption of tasks", None, TimeoutError("a round takes too long"))
+        try:
+            return self._adopt([ti for ti in tis if not self._is_own(ti)])
+        finally:
+            self.round.release()
+
+    def _is_own(self, ti: Any) -> bool:
+        """Whether this executor has the task. The engine knows about tasks without a device."""
+        return self.has_task(ti.key) or (not is_device_task(ti.executor_config) and self.engine.has_task(ti))
+
+    def _adopt(self, tis: Sequence[Any]) -> list[Any]:
         self.store.invalidate()
         try:
             leases = {lease.request_id: lease for lease in self.store.snapshot().leases}
@@ -39,8 +66,7 @@ class Adoption:
             # Airflow tries again after the driver's errors, not after ours
             raise error.__cause__ or error from None
         running, to_engine = [], []
-        # without our own tasks: Airflow offers them to us after a late heartbeat
-        for ti in (ti for ti in tis if not self.has_task(ti.key)):
+        for ti in tis:
             lease = leases.get(str(ti.id))
             if not self._adopt_one(ti, lease):
                 to_engine.append(ti)
