@@ -86,11 +86,12 @@ class PlacementChecks:
     def _decide(self, keys: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
         """Act on the newest decision on each check; `keys`: request id → key."""
         checks = [self.tasks[key].as_pending(self.tasks[key].since, {}) for key in keys.values()]
+        names = TaskNames.of(snapshot)
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
             if isinstance(decision, Place | Refuse):
                 self._hand_over(keys[id_], answer_of(decision))
             elif isinstance(decision, Wait) and self.tasks[keys[id_]].may_log_wait(decision, now):
-                self.tasks[keys[id_]].log_wait(decision, TaskNames.of(snapshot), now)
+                self.tasks[keys[id_]].log_wait(decision, names, now)
 
     def _hand_over(self, key: Any, answer: PlacementAnswer) -> None:
         workload = self.tasks.pop(key).workload
