@@ -132,15 +132,28 @@ class AwsNotices:
         self._token = ""
 
     def read(self) -> str:
-        """See `NoticeSource`."""
-        for path, (first, second, text) in self._PATHS.items():
-            status, body = self._get(path)
-            if status == httpx.codes.OK:
-                fields = _json_object(self._server, path, body)
-                return text.format(_text(fields, first), _text(fields, second))
-            if status != httpx.codes.NOT_FOUND:
-                raise self._server.unreadable(path, f"HTTP {status}")
+        """See `NoticeSource`. An answer that can't be read hides no notice at the other path."""
+        answers = {path: self._get(path) for path in self._PATHS}
+        problem: NoticeUnreadable | None = None
+        for path, (status, body) in answers.items():
+            try:
+                if notice := self._notice(path, status, body):
+                    return notice
+            except NoticeUnreadable as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return ""
+
+    def _notice(self, path: str, status: int, body: str) -> str:
+        """The notice in an answer; empty if there is none."""
+        if status == httpx.codes.NOT_FOUND:
+            return ""
+        if status != httpx.codes.OK:
+            raise self._server.unreadable(path, f"HTTP {status}")
+        first, second, text = self._PATHS[path]
+        fields = _json_object(self._server, path, body)
+        return text.format(_text(fields, first), _text(fields, second))
 
     def _get(self, path: str) -> tuple[int, str]:
         if self._token:
@@ -182,7 +195,7 @@ class AzureNotices:
     """Evictions of Azure's Spot VMs.
 
     "Azure Metadata Service: Scheduled Events for Linux VMs" of Microsoft. The events concern all machines of a scale
-    set or an availability set, so the machine's own name is compared with ``Resources``::
+    set or an availability set, so the machine's own name is compared with ``Resources``, in any case of letters::
 
         GET /metadata/scheduledevents?api-version=2020-07-01    (Metadata: true)
         {"DocumentIncarnation": 2, "Events": [{"EventId": "C7061BAC-...", "EventStatus": "Scheduled",
@@ -218,7 +231,7 @@ class AzureNotices:
             raise self._server.unreadable(self._NAME, f"HTTP {status}")
         for event in evictions:
             resources = event.get("Resources")
-            if isinstance(resources, list) and name in resources:
+            if isinstance(resources, list) and name.lower() in (str(resource).lower() for resource in resources):
                 return f"Azure evicts this spot machine, not before {_text(event, 'NotBefore') or 'now'}"
         return ""
 

@@ -115,6 +115,12 @@ def test_aws_answers_404_until_there_is_a_notice(provider, url):
     assert source.read() == "AWS is to terminate this spot instance at 2017-09-18T08:22:00Z"
 
 
+def test_an_error_at_one_path_of_aws_hides_no_notice_at_the_other(provider, url):
+    provider.bodies[ACTION] = (500, "broken")
+    provider.bodies[REBALANCE] = json.dumps({"noticeTime": "2020-10-27T08:22:00Z"})
+    assert AwsNotices(url).read().startswith("AWS recommends since 2020-10-27T08:22:00Z")
+
+
 def test_a_token_of_aws_is_used_until_it_ends(provider, url):
     source = AwsNotices(url)
     assert (source.read(), source.read(), len(provider.tokens)) == ("", "", 1)
@@ -138,7 +144,7 @@ def test_google_says_true_once_a_machine_is_preempted(provider, url):
 def test_an_eviction_of_azure_counts_for_the_machines_that_it_names(provider, url):
     source = AzureNotices(url)
     assert source.read() == ""
-    provider.bodies |= {EVENTS: json.dumps({"DocumentIncarnation": 1, "Events": []}), NAME: "gpu_1"}
+    provider.bodies |= {EVENTS: json.dumps({"DocumentIncarnation": 1, "Events": []}), NAME: "GPU_1"}
     assert source.read() == ""
     events = [EVICTION | {"EventType": "Freeze"}, EVICTION | {"Resources": ["gpu_0"]}]
     provider.bodies[EVENTS] = json.dumps({"DocumentIncarnation": 2, "Events": events})
