@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -71,6 +71,9 @@ bench-overhead: $(VENV)/.installed  ## measure what a device task costs more tha
 
 bench-turns: $(VENV)/.installed  ## measure how long a device is idle between two short tasks while others wait
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_turns.py
+
+bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with GPUs picked by hand, and under leases
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_pools.py
 
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py
