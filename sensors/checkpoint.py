@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
 from airflow.triggers.base import StartTriggerArgs
 
 from hetero_airflow.checkpoints.index import Index
+from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.errors import CheckpointStoreUnavailable
 from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
 from hetero_airflow.sensors.checkpoint_source import CheckpointSource, WatchedCheckpoint, parse_watched_url
 from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERROR, CheckpointTrigger, url_argument
+
+_LOCAL_RUN_INTERVAL_S = 1.0
 
 
 class CheckpointSensor(BaseSensorOperator):
@@ -86,11 +90,30 @@ class CheckpointSensor(BaseSensorOperator):
         return {name: getattr(self, name) for name in (*self.template_fields, "condition")} | url_argument(self.url)
 
     def execute(self, context: Context) -> Any:
-        """Wait in the triggerer. Only a mapped or a poking sensor runs this."""
+        """Wait in the triggerer. Only a mapped or a poking sensor runs this, or one in a local run."""
+        if is_local_run():
+            return self._wait_in_local_run(context)
         if self.deferrable:
             trigger = CheckpointTrigger(**self._arguments())
             self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
         return super().execute(context)
+
+    def _wait_in_local_run(self, context: Context) -> Any:
+        """Let the other tasks run until the checkpoint is there: one of them has to publish it.
+
+        A local run has one task at a time, in any order.
+        """
+        self.mode, self.poke_interval = "reschedule", _LOCAL_RUN_INTERVAL_S
+        try:
+            return super().execute(context)
+        except AirflowRescheduleException:
+            self.log.info(
+                "Local run: no checkpoint of %s with %s; other tasks run first",
+                self.of_task,
+                CheckpointCondition.from_json(self.condition),
+            )
+            time.sleep(_LOCAL_RUN_INTERVAL_S)  # `dag.test()` does not wait for the time of a sensor that pokes
+            raise
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Whether such a checkpoint exists now; sends one request."""

@@ -196,10 +196,18 @@ def test_checkpoints_go_to_a_folder_of_the_run_and_its_sensors_find_them(local):
                     raise OSError("try again")
             print("STEPS", counter.steps, "OF TRY", ti.try_number, "DID", done)
 
-        train() >> CheckpointSensor(task_id="saved", of_task="train", complete=True, timeout=30)
+        @task
+        def prepare():
+            pass
+
+        trained = train()
+        prepare() >> trained >> CheckpointSensor(task_id="after", of_task="train", complete=True, timeout=30)
+        for name, deferrable in (("beside", True), ("poking", False)):  # each is asked before `train` runs
+            CheckpointSensor(task_id=name, of_task="train", complete=True, timeout=30, deferrable=deferrable)
         """
     )
     assert "STATE success" in output, output
+    assert "no checkpoint of train with complete; other tasks run first" in output
     assert re.search(r"STEPS 4 OF TRY 2 DID [1-3]\b", output), output
     folders = list((Path(local.environment["AIRFLOW_HOME"]) / "local_runs").glob("*/local/train/*/-1"))
     assert len(folders) == 1

@@ -134,6 +134,7 @@ def test_a_pod_that_a_dead_scheduler_made_unseen_is_taken_over(cluster):
     """The heir has no list that shows the pod, and sends one of the same name."""
     key, lease, name = cluster.started()
     site = cluster.engine.cluster.adapters[0]
+    cluster.until(lambda: site.executor.pods.unseen.is_made(lease.id))  # the dead scheduler has no call on its way
     site.handed_over.clear()
     site.executor.running.clear()
     workload, _ = cluster.placed(lease=lease, name=key.task_id)
