@@ -82,6 +82,7 @@ _CONFIG = (
     _flag("--env", "Print lines for a shell: export NAME=..."),
     _flag("--check", "Show what this installation lacks and what that costs; exit code 1 if it lacks anything"),
 )
+_CLEANUP = _flag("--yes", "Remove it; without this, the command only shows what it would remove")
 
 
 def get_commands() -> list[CLICommand]:
@@ -90,8 +91,10 @@ def get_commands() -> list[CLICommand]:
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
-    >>> names[8:]
-    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'alerts', 'dashboard', 'schema']
+    >>> names[8:15]
+    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config']
+    >>> names[15:]
+    ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
     return [
@@ -145,6 +148,7 @@ def get_commands() -> list[CLICommand]:
                 _command(setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
                 _command(setup, "alerts", "Print alert rules for Prometheus"),
                 _command(setup, "dashboard", "Print a dashboard for Grafana, as JSON"),
+                _command(setup, "cleanup", "Remove the tables, the pool and the files of this plugin", _CLEANUP),
                 _command(requests, "schema", "Print the JSON schema of a device request"),
             ),
         )

@@ -26,6 +26,9 @@ from hetero_airflow.settings import SECTION, default
 if TYPE_CHECKING:
     from hetero_airflow.runtime.local_leases import LocalSettings
 
+LOCAL_RUNS = "local_runs"
+"""The folder in Airflow's home for the checkpoints of local runs."""
+
 
 class LocalRunComms:
     """Base of what stands in for Airflow's connection to the supervisor in the child process of a local run."""
@@ -78,7 +81,7 @@ def requested(task: Any, context: Context) -> DeviceRequest:
 def local_checkpoint_url() -> str:
     """The folder for the checkpoints of this local run. Its processes inherit it, so call it first where they start."""
     name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{os.getpid()}"
-    return (Path(get_airflow_home()).resolve() / "local_runs" / name).as_uri()
+    return (Path(get_airflow_home()).resolve() / LOCAL_RUNS / name).as_uri()
 
 
 def _text(name: str) -> str:
