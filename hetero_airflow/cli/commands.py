@@ -43,8 +43,12 @@ _PLAN = (
     Arg(("--policy",), help="The policy; default: the configured one"),
 )
 _SIMULATE = (
-    Arg(("--trace",), help="A public trace, such as gavel/h300_seed0; default: this installation's history"),
-    Arg(("--traces",), help="The folder of the traces; default: HETERO_AIRFLOW_TRACES"),
+    Arg(
+        ("--trace",),
+        help="A generated trace, such as generated/bursty_rate12_jobs200_seed1, or a public one, such as "
+        "gavel/h300_seed0; default: this installation's history",
+    ),
+    Arg(("--traces",), help="The folder of the public traces; default: HETERO_AIRFLOW_TRACES"),
     Arg(("--history",), type=float, default=30, metavar="DAYS", help="How many days of this installation's history"),
     Arg(("--cluster",), help="Simulated devices: v100=12,p100=3x4 is one worker with 12 and three with 4"),
     Arg(("--policy",), help="The policy; default: the configured one"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hetero_airflow.errors import TraceError
 from hetero_airflow.simulator.record import JobOutcome, JobRecord, SimulationRecord
+from hetero_airflow.simulator.reports.lower_bounds import least_makespan_s, least_mean_jct_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ class Figures:
     groups: Mapping[str, GroupFigures]
     makespan_s: float | None
     """Last finish − first submission of the counted jobs; None if one has not finished or left."""
+    least_mean_jct_s: float | None
+    """No mean JCT of the finished jobs is less (`lower_bounds`)."""
+    least_makespan_s: float | None
+    """No makespan is less; None if there is none."""
     busy_utilisation: float | None
     """Device-time held / (devices × time)."""
     goodput_utilisation: float | None
@@ -134,6 +139,7 @@ def measure(record: SimulationRecord, window: MeasuredWindow | None = None) -> F
     ends = [job.finished_s for job in counted if job.finished_s is not None]
     is_over = all(job.outcome in (JobOutcome.FINISHED, JobOutcome.LEFT) for job in counted)
     finished = sum(window.has(job.finished_s) for job in ranged)
+    makespan_s = max(ends) - min(job.submitted_s for job in counted) if ends and is_over else None
     groups: dict[str, list[JobRecord]] = {}
     for job in counted:
         groups.setdefault(job.group, []).append(job)
@@ -145,7 +151,9 @@ def measure(record: SimulationRecord, window: MeasuredWindow | None = None) -> F
         devices=dict(record.devices),
         all=_group_figures(counted),
         groups={name: _group_figures(groups[name]) for name in sorted(groups)},
-        makespan_s=max(ends) - min(job.submitted_s for job in counted) if ends and is_over else None,
+        makespan_s=makespan_s,
+        least_mean_jct_s=least_mean_jct_s(_finished(counted), record.devices),
+        least_makespan_s=None if makespan_s is None else least_makespan_s(_finished(counted), record.devices),
         busy_utilisation=held / offered if offered else None,
         goodput_utilisation=good / offered if offered else None,
         overhead=lost / held if held else None,
@@ -165,6 +173,10 @@ def measure_timing(record: SimulationRecord) -> DecisionTiming:
         max(record.decision_s, default=0.0),
         record.placements / total_s if total_s else 0.0,
     )
+
+
+def _finished(jobs: list[JobRecord]) -> list[JobRecord]:
+    return [job for job in jobs if job.finished_s is not None]
 
 
 def _group_figures(jobs: list[JobRecord]) -> GroupFigures:

@@ -25,8 +25,10 @@ _PARTS = ("mean", "p50", "p95", "p99")
 
 _TIMES: tuple[tuple[str, _Value], ...] = (
     *((f"JCT {part}, h", lambda f, part=part: _part(f.all.jct_s, part)) for part in _PARTS),
+    ("JCT mean, lower bound, h", lambda f: _in_hours(f.least_mean_jct_s)),
     *((f"wait {part}, h", lambda f, part=part: _part(f.all.wait_s, part)) for part in _PARTS),
-    ("makespan, h", lambda f: None if f.makespan_s is None else f.makespan_s / _HOUR_S),
+    ("makespan, h", lambda f: _in_hours(f.makespan_s)),
+    ("makespan, lower bound, h", lambda f: _in_hours(f.least_makespan_s)),
 )
 _SHARES: tuple[tuple[str, _Value], ...] = (
     ("busy utilisation, %", lambda f: f.busy_utilisation),
@@ -102,7 +104,11 @@ def _rounded(value: Any) -> Any:
 
 
 def _part(spread: DurationSpread | None, name: str) -> float | None:
-    return None if spread is None else float(getattr(spread, name)) / _HOUR_S
+    return _in_hours(None if spread is None else float(getattr(spread, name)))
+
+
+def _in_hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / _HOUR_S
 
 
 def _with_ratio(values: Sequence[float | None]) -> list[str]:

@@ -6,12 +6,12 @@ real optimum can't be below it. None of them charges a restart, and each ignores
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.simulator.reports.lower_bounds import srpt_total_jct_s
 from hetero_airflow.simulator.workload import Job, Workload
 
 from .job_demand import JobDemand, accelerators, alone_s, demand_of
@@ -99,29 +99,7 @@ def _one_machine_s(demand: JobDemand) -> float:
     """Sum of the JCTs under SRPT."""
     share = (demand.best_s[:, None] / demand.alone_s).max(axis=0, initial=0.0)
     sizes = demand.devices * demand.best_s / float((share * demand.capacity).sum() or 1.0)
-    return _srpt_total_s(demand.arrival_s.tolist(), sizes.tolist())
-
-
-def _srpt_total_s(arrivals: list[float], sizes: list[float]) -> float:
-    """Sum of the JCTs of these jobs on one machine, the one with the least remaining size first."""
-    order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
-    unfinished: list[tuple[float, int]] = []
-    now_s, total_s, coming = 0.0, 0.0, 0
-    while unfinished or coming < len(order):
-        if not unfinished:
-            now_s = max(now_s, arrivals[order[coming]])
-        while coming < len(order) and arrivals[order[coming]] <= now_s:
-            heapq.heappush(unfinished, (sizes[order[coming]], order[coming]))
-            coming += 1
-        remaining, job = heapq.heappop(unfinished)
-        next_s = arrivals[order[coming]] if coming < len(order) else math.inf
-        if now_s + remaining <= next_s:
-            now_s += remaining
-            total_s += now_s - arrivals[job]
-        else:
-            heapq.heappush(unfinished, (remaining - (next_s - now_s), job))
-            now_s = next_s
-    return total_s
+    return srpt_total_jct_s(demand.arrival_s.tolist(), sizes.tolist())
 
 
 def _after_their_predecessors(jobs: Sequence[Job]) -> list[Job]:

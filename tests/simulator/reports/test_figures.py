@@ -68,6 +68,8 @@ def test_the_figures_of_a_run_worked_out_by_hand() -> None:
             "x": GroupFigures(1, 1, 0, DurationSpread(50.0, 50.0, 50.0, 50.0), DurationSpread(10.0, 10.0, 10.0, 10.0)),
         },
         makespan_s=100.0,
+        least_mean_jct_s=52.5,
+        least_makespan_s=65.0,
         busy_utilisation=150.0 / 400.0,
         goodput_utilisation=105.0 / 400.0,
         overhead=40.0 / 150.0,

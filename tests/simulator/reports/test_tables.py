@@ -22,7 +22,9 @@ def test_policies_stand_side_by_side_with_ratios_to_the_first() -> None:
     assert headers == ["figure", "fifo", "las"]
     assert cells["JCT mean, h"] == ["3.000", "1.500 (×0.500)"]
     assert cells["wait mean, h"] == ["1.000", "0.000 (×0.000)"]
+    assert cells["JCT mean, lower bound, h"] == ["1.000", "1.000 (×1.000)"]
     assert cells["makespan, h"] == ["3.000", "1.500 (×0.500)"]
+    assert cells["makespan, lower bound, h"] == ["1.000", "1.000 (×1.000)"]
     assert cells["busy utilisation, %"] == ["66.67", "66.67"]
     assert cells["goodput utilisation, %"] == ["33.33", "33.33"]
     assert cells["jobs"] == ["1", "1"]
@@ -35,6 +37,7 @@ def test_a_figure_that_does_not_exist_is_a_dash() -> None:
 
     assert cells["JCT mean, h"] == ["–", "3.000"]
     assert cells["makespan, h"] == ["–", "3.000"]
+    assert cells["JCT mean, lower bound, h"] == cells["makespan, lower bound, h"] == ["–", "1.000"]
 
 
 def test_groups_have_rows_of_their_own() -> None:
