@@ -49,8 +49,14 @@ GROUPS = {
         "tests/cli/simulation/test_task_history.py",
     ),
     "control plane": ("tests/system/kubernetes/",),
+    "type checker": ("tests/operators/test_types.py",),
+    "package": ("tests/packaging/",),
 }
-"""Group → the beginnings of its tests' node ids. The longest one counts."""
+"""Group → the beginnings of its tests' node ids. The longest one counts.
+
+The tests of other files spread over all processes, also those of one file. So a fixture of a file that computes for
+long needs a group: each process would compute it.
+"""
 ON_POSTGRES = "[airflow_on_postgres"
 """The parameter that takes a test to the second group, which has time left for the example DAGs."""
 
