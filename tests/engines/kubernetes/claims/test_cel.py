@@ -16,6 +16,8 @@ from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.units import ByteRange
 
 DOMAIN = "gpu.nvidia.com"
+ENVIRONMENT = celpy.Environment()
+"""It changes Python's recursion limit, which Hypothesis does not accept in the middle of a test."""
 
 
 class Version(str):
@@ -40,8 +42,7 @@ FUNCTIONS = {
 
 
 def evaluate(expression, attributes=None, capacity=None, domain=DOMAIN, *, is_shared=False):
-    environment = celpy.Environment()
-    program = environment.program(environment.compile(expression), functions=FUNCTIONS)
+    program = ENVIRONMENT.program(ENVIRONMENT.compile(expression), functions=FUNCTIONS)
     device = celtypes.MapType()
     for name, values in (("attributes", attributes or {}), ("capacity", capacity or {})):
         inner = celtypes.MapType()
