@@ -27,7 +27,14 @@ def airflow(tmp_path_factory):
     # with SQLite, Airflow's DAG processor may find the database locked for too long, and end
     with (
         running_postgres() as postgres,
-        LocalAirflow(home, folder, simulated=SIMULATED, settings=settings, database=postgres.url) as airflow,
+        LocalAirflow(
+            home,
+            folder,
+            simulated=SIMULATED,
+            settings=settings,
+            database=postgres.url,
+            components=["api-server", "scheduler", "dag-processor"],  # nothing here defers
+        ) as airflow,
     ):
         yield airflow
 
