@@ -16,6 +16,15 @@ _TASK = (
     Arg(("run_id",), nargs="?", help="The id of the DAG run; default: the newest run"),
     Arg(("task_id",), help="The id of the task"),
 )
+_TASKS = (
+    _TASK[0],
+    Arg(("task_ids",), metavar="task_id", nargs="+", help="The ids of tasks; of a mapped task, all instances"),
+    Arg(("--run-id",), metavar="RUN", help="The id of the DAG run; needed if these tasks wait or run in several"),
+    Arg(("--map-index",), type=int, help="Only this instance of a mapped task, from 0"),
+)
+_PRIORITY = Arg(
+    ("--priority",), choices=("urgent", "high", "medium", "low"), help="The class; default: the next higher one"
+)
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="An id that `airflow hetero workers --json` shows")
 _WORKER = Arg(("worker",), metavar="WORKER", help="The worker's name; by default an agent uses its host's name")
 _FORGOTTEN = Arg(("worker",), metavar="NAME", help="The name that `airflow hetero workers` shows")
@@ -95,9 +104,11 @@ def get_commands() -> list[CLICommand]:
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
-    >>> names[8:15]
-    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config']
-    >>> names[15:]
+    >>> names[8:14]
+    ['queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
+    >>> names[14:19]
+    ['plan', 'simulate', 'render', 'snapshot', 'config']
+    >>> names[19:]
     ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
@@ -131,6 +142,10 @@ def get_commands() -> list[CLICommand]:
                     _MAP_INDEX,
                     _JSON,
                 ),
+                _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
+                _command(requests, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),
+                _command(requests, "unpause", "Let paused tasks wait for devices again", *_TASKS),
+                _command(requests, "bump", "Give waiting tasks a higher priority class", *_TASKS, _PRIORITY),
                 _command(
                     simulation,
                     "plan",

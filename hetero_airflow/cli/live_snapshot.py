@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from sqlalchemy import Engine, select
 
@@ -21,6 +22,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import period_of
+from hetero_airflow.scheduling.paused_requests import decide_without_paused
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import read_pending
 from hetero_airflow.store.sql.transaction import read_chunks, read_transaction
@@ -44,7 +46,7 @@ def configured_policy() -> tuple[Callable[[Snapshot, datetime], Plan], float | N
     name = read_configuration().policy
     policy = load_policy(name)
 
-    def decide(snapshot: Snapshot, now: datetime) -> Plan:
+    def decide_active(snapshot: Snapshot, now: datetime) -> Plan:
         nonlocal policy
         try:
             return policy.decide(snapshot, now)
@@ -56,7 +58,7 @@ def configured_policy() -> tuple[Callable[[Snapshot, datetime], Plan], float | N
             policy = load_policy("priority")
             return policy.decide(snapshot, now)
 
-    return decide, period_of(policy)
+    return partial(decide_without_paused, decide_active), period_of(policy)
 
 
 def placed_requests(engine: Engine, ids: Iterable[str]) -> dict[str, PendingRequest]:

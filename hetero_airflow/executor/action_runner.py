@@ -30,6 +30,8 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.store import History
 
+_DROPPED = "The task waits no longer, because its state in Airflow has changed. Its note and the audit log can say why."
+
 
 @dataclass
 class ActionRunner:
@@ -55,6 +57,7 @@ class ActionRunner:
     def _carry_out(self, action: Action, task: PendingTask, snapshot: Snapshot, now: datetime) -> None:
         match action:
             case DropTask(key):
+                write_task_log(task.workload.log_path, _DROPPED, now)
                 self.queue.drop(key, "Airflow does not want it any more")
             case FailTask(key, text):
                 self.queue.fail(key, text, now)

@@ -47,7 +47,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("hetero_holds", "gauge", "Workers and devices that get no new task.", ("kind",)),
     Metric("hetero_requests_waiting", "gauge", "Waiting requests by the kind of their reason.", ("reason",)),
     Metric("hetero_requests_unservable", "gauge", "Waiting requests that no known worker can serve."),
-    Metric("hetero_oldest_request_wait_seconds", "gauge", "How long the oldest waiting request has waited; 0 if none."),
+    Metric(
+        "hetero_oldest_request_wait_seconds",
+        "gauge",
+        "The longest wait of a request that is not paused; 0 if none.",
+    ),
     Metric("hetero_wanted_workers", "gauge", "More workers that would let waiting requests start now.", ("type",)),
     Metric(
         "hetero_device_info",

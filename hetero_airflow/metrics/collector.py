@@ -68,7 +68,7 @@ def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
     yield from (Sample("hetero_holds", count, (kind,)) for kind, count in holds.items())
     yield from (Sample("hetero_requests_waiting", count, (reason,)) for reason, count in facts.reasons.items())
     yield Sample("hetero_requests_unservable", facts.wanted.unservable)
-    oldest = min((pending.submitted_at for pending in snapshot.pending), default=facts.now)
+    oldest = min((pending.submitted_at for pending in snapshot.pending if not pending.is_paused), default=facts.now)
     yield Sample("hetero_oldest_request_wait_seconds", max(0.0, (facts.now - oldest).total_seconds()))
     yield from (Sample("hetero_wanted_workers", wanted.workers, (wanted.type,)) for wanted in facts.wanted.types)
 

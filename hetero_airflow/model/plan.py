@@ -58,6 +58,8 @@ class ReasonCode(StrEnum):
     """It fits and is free, but no API server of Airflow answers, so no task can start."""
     GANG = "gang"
     """Some members of its gang are missing, or not all can be placed at the same time."""
+    PAUSED = "paused"
+    """A person has paused the task."""
     UNPROBED = "unprobed"
     """No known device fits, but a probe failed, so there may be unknown devices."""
     NO_WORKER = "no_worker"
@@ -102,6 +104,9 @@ class Reason:
     def __str__(self) -> str:
         ends = "" if self.until is None else f", until {self.until:%Y-%m-%d %H:%M:%S} UTC"
         return f"{self.code}: asked {self.asked}, found {self.found}{ends}"
+
+
+PAUSED = Reason(ReasonCode.PAUSED, "devices", "a pause by a person; `airflow hetero unpause` ends it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class PendingRequest:
     gang: str = ""
     """Requests of one gang are placed all together or not at all; empty for a single request."""
     gang_size: int = 1
+    is_paused: bool = False
+    """A person keeps it out of placement."""
 
     @property
     def task(self) -> TaskName:

@@ -19,6 +19,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import Policy
+from hetero_airflow.scheduling.paused_requests import decide_without_paused
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ class ValidatedPolicy:
         """The failure that was logged last: the same one is not logged twice in a row."""
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """A plan that fits the snapshot."""
+        """A plan that fits the snapshot. The policy does not see paused requests."""
+        return decide_without_paused(self._decide, snapshot, now)
+
+    def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         try:
             plan = self._policy.decide(snapshot, now)
             faults = plan_faults(snapshot, plan)

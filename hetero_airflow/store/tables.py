@@ -206,6 +206,9 @@ request = sa.Table(
     ),
     sa.Column("gang", ID, comment="Placed together with the others of this name"),
     sa.Column("gang_size", sa.Integer, nullable=False, server_default="1"),
+    sa.Column(
+        "is_paused", sa.Boolean, nullable=False, server_default=sa.false(), comment="It waits and gets no devices"
+    ),
     sa.Column("state", WORD, nullable=False, comment="waiting, placed or ended"),
     sa.Column("ended_at", UtcDateTime),
     sa.Column("cause", sa.Text, nullable=False),

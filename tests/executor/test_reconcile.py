@@ -1,5 +1,6 @@
 """One action for each waiting task, from what Airflow and the store know about it."""
 
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -70,3 +71,11 @@ def test_a_task_that_has_waited_too_long_fails_with_its_limit():
 def test_a_young_task_is_not_looked_up_in_airflow():
     task = PendingTask(SimpleNamespace(ti=SimpleNamespace(id="id", executor_config={}, map_index=-1)), REQUEST, EPOCH)
     assert [is_settled(task, EPOCH + timedelta(seconds=seconds)) for seconds in (0.9, 1.0)] == [False, True]
+
+
+def test_the_wait_timeout_of_a_paused_task_goes_on():
+    paused = Snapshot(1, pending=(replace(PENDING, is_paused=True),))
+    assert actions(paused, request=REQUEST, after_s=59) == []
+    (fail,) = actions(paused, request=REQUEST, after_s=61)
+    assert isinstance(fail, FailTask)
+    assert "asked to wait at most 60 s" in fail.text

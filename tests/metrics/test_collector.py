@@ -45,6 +45,11 @@ def fleet() -> Snapshot:
     return leased(snapshot, (a_lease("runs", **{"GPU-0": 500}), a_pending("runs", "gpu:0.5")))
 
 
+def test_the_wait_of_a_paused_request_is_no_long_wait():
+    pending = (a_pending("paused", is_paused=True), a_pending("waits", at_s=60))
+    assert values(facts(Snapshot(1, pending=pending)))["hetero_oldest_request_wait_seconds",] == 30
+
+
 def test_a_scrape_shows_the_fleet(fleet):
     model = ("nvidia", "gpu", "a100-sxm4-40gb")
     telemetry = {("worker-a", "GPU-0"): Telemetry(device_id="GPU-0", utilization=0.25, power_w=70)}

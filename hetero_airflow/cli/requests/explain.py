@@ -26,7 +26,7 @@ from hetero_airflow.cli.requests.forecast import Forecast, change_lines, forecas
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
-from hetero_airflow.model.plan import Account, CandidateAccount
+from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
@@ -127,11 +127,7 @@ def explain_report(
 def _outcome(history: RequestHistory, workers: Mapping[str, Worker], now: datetime) -> Iterator[str]:
     newest = history.decisions[0] if history.decisions else None
     if history.state == "waiting":
-        if newest is None or newest["outcome"] != "wait":
-            yield "no decision yet; if this does not change, no scheduler runs with HeteroExecutor"
-        else:
-            yield f"at position {newest['position']} of the queue"
-            yield _reason_text(newest["reason"], now)
+        yield from [str(PAUSED)] if history.pending.is_paused else _wait_lines(newest, now)
     elif history.state == "placed" and newest is not None and newest["reason"] is not None:
         yield f"does not run yet: {_reason_text(newest['reason'], now)}"
     elif history.state == "ended":
@@ -148,6 +144,14 @@ def _outcome(history: RequestHistory, workers: Mapping[str, Worker], now: dateti
         yield from lease_lines(lease, workers.get(lease.worker_id))
         if lease.state not in TERMINAL:
             yield f"renewed until {moment(lease.expires_at)}"
+
+
+def _wait_lines(newest: Mapping[str, Any] | None, now: datetime) -> Iterator[str]:
+    if newest is None or newest["outcome"] != "wait":
+        yield "no decision yet; if this does not change, no scheduler runs with HeteroExecutor"
+    else:
+        yield f"at position {newest['position']} of the queue"
+        yield _reason_text(newest["reason"], now)
 
 
 def _decision(decision: Mapping[str, Any], leases: Sequence[Lease], now: datetime) -> Iterator[RenderableType]:

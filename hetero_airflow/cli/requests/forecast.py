@@ -37,8 +37,10 @@ class Forecast:
 def forecast_start(
     history: RequestHistory, snapshot: Snapshot, decide: Decide, now: datetime, period_s: float | None
 ) -> Forecast | None:
-    """The forecast for a request that waits or was refused; None for any other."""
+    """The forecast for a request that waits or was refused; None for any other, and for a paused one."""
     pending, newest = history.pending, history.decisions[0] if history.decisions else None
+    if pending.is_paused:
+        return None
     if any(request.id == pending.id for request in snapshot.pending):
         forecast = Forecast(estimate_start(snapshot, pending.id, decide, now, period_s), None)
     elif history.state == "ended" and newest is not None and newest["outcome"] == "refuse":

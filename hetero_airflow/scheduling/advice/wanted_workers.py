@@ -57,8 +57,9 @@ def wanted_workers(snapshot: Snapshot) -> WantedWorkers:
 unservable=0)
     """
     packing = _WorkerPacking(snapshot)
+    waiting = [pending for pending in snapshot.pending if not pending.is_paused]
     fitting = unservable = 0
-    for unit in sorted(_units(snapshot.pending), key=_requested_milli, reverse=True):
+    for unit in sorted(_units(waiting), key=_requested_milli, reverse=True):
         types = packing.add(unit)
         if types is None:
             unservable += len(unit)
@@ -66,7 +67,7 @@ unservable=0)
         fitting += types.count("")
     names = sorted(type_.name for type_ in packing.types)
     wanted = tuple(WantedType(name, packing.new_workers[name], packing.served[name]) for name in names)
-    return WantedWorkers(wanted, len(snapshot.pending), fitting, unservable)
+    return WantedWorkers(wanted, len(waiting), fitting, unservable)
 
 
 @dataclass(frozen=True, slots=True)

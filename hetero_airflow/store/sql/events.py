@@ -256,7 +256,9 @@ def _write_requests(
             causes[event.request_id] = event.cause
             states[event.request_id] = "ended"
     transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
-    transaction.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
+    transaction.execute_many(
+        _UPDATE_REQUEST, [{"key": key, "is_paused": False} | row for key, row in rows.items() if key in stored]
+    )
     ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
     end_requests(transaction, ended, "waiting", now)
     transaction.is_visible |= bool(rows)

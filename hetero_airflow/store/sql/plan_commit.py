@@ -210,7 +210,11 @@ def _newest(dialect: str) -> Select[Any]:
 def _place_requests(dialect: str) -> Update:
     placed = json_table(dialect, key="text")
     waits = (_REQUEST.id == placed.c.key) & (without_index(_REQUEST.state) == "waiting")
-    return update(tables.request).where(waits).values(state="placed", changed=bindparam("stamp"))
+    return (
+        update(tables.request)
+        .where(waits, _REQUEST.is_paused.is_(False))
+        .values(state="placed", changed=bindparam("stamp"))
+    )
 
 
 @lru_cache(maxsize=2)

@@ -136,6 +136,7 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         attained_service_s,
         row.gang or "",
         row.gang_size,
+        row.is_paused,
     )
 
 

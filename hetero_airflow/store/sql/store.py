@@ -18,6 +18,7 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.holds import read_health
@@ -25,6 +26,7 @@ from hetero_airflow.store.sql.leases import move_leases, renew_leases
 from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
 from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
 from hetero_airflow.store.sql.pruning import forget_by_name, prune
+from hetero_airflow.store.sql.queue import change_queue
 from hetero_airflow.store.sql.reads import apply_changes, drop_deleted, read_request_history, read_runs, read_telemetry
 from hetero_airflow.store.sql.transaction import read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
@@ -136,6 +138,11 @@ class SqlStore:
         """
         with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             return forget_by_name(transaction, worker_id, before)
+
+    def change_queue(self, changes: Sequence[QueueChange]) -> None:
+        """Change requests that wait, in order. Those that do not wait stay as they are."""
+        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+            change_queue(transaction, changes, self._read_request)
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → time of its last heartbeat."""

@@ -273,6 +273,7 @@ def test_json_is_the_whole_history():
             "served": {},
             "gang": "",
             "gang_size": 1,
+            "is_paused": False,
         },
         "state": "waiting",
         "ended_at": None,

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.plan import PAUSED, Account, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.store.queue_changes import Pause
 from hetero_airflow.store.sql.queue import (
     LiveLease,
     WaitingRequest,
@@ -65,6 +66,16 @@ def test_only_the_dags_that_are_asked_for_are_reported_a_page_at_a_time(store, e
 def test_waiting_requests_are_counted_by_the_kind_of_their_newest_reason(store, engine):
     with read_transaction(engine) as connection:
         assert count_waiting_reasons(connection) == {"busy": 2, "undecided": 1}
+
+
+def test_a_paused_request_is_shown_and_counted_as_paused(store, engine):
+    store.change_queue([Pause("second"), Pause("new")])
+    assert [(row.id, row.reason) for row in waits(engine, "dag-second", "dag-new")] == [
+        ("second", str(PAUSED)),
+        ("new", str(PAUSED)),
+    ]
+    with read_transaction(engine) as connection:
+        assert count_waiting_reasons(connection) == {"busy": 1, "paused": 2}
 
 
 def test_what_runs_is_reported_with_its_devices(store, engine):
