@@ -12,12 +12,16 @@ import os
 import pkgutil
 import sys
 import traceback
+from pathlib import Path
 
 from airflow.__main__ import main
 from airflow.cli.cli_parser import get_parser
 
 from hetero_airflow import cli
+from hetero_airflow.engines import lease_folders
 
+MEMORY_FOLDER = "TESTS_MEMORY_FOLDER"
+"""A folder in place of the one that all processes of this host share."""
 STANDARD_STREAMS = (0, 1, 2)
 
 
@@ -26,6 +30,8 @@ def run(arguments: list[str], variables: dict[str, str], *outputs: str) -> int:
     for stream, path in zip(STANDARD_STREAMS, (os.devnull, *outputs), strict=True):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), stream)
     os.environ.update(variables)
+    if MEMORY_FOLDER in os.environ:
+        lease_folders._MEMORY = Path(os.environ[MEMORY_FOLDER])
     sys.argv[1:] = arguments
     try:
         main()

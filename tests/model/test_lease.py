@@ -35,7 +35,7 @@ def test_a_transient_reason_can_end_by_itself() -> None:
     curable = {code for code in ReasonCode if Reason(code, "a", "b").is_transient}
     assert curable == TRANSIENT
     of_the_hardware = {"kind", "model", "partition", "memory", "driver", "runtime", "labels"}
-    assert set(ReasonCode) - TRANSIENT == of_the_hardware | {"count", "cpus", "host_memory", "topology"}
+    assert set(ReasonCode) - TRANSIENT == of_the_hardware | {"count", "cpus", "host_memory", "topology", "paused"}
 
 
 def test_a_reason_shows_both_sides_and_its_end() -> None:

@@ -22,6 +22,7 @@ def own(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, closing(Installation(tmp_path_factory.mktemp("own"))) as made:
         patch.setenv("TMPDIR", str(made.home))
         patch.setenv("XDG_RUNTIME_DIR", str(made.home))
+        patch.setenv("TESTS_MEMORY_FOLDER", str(made.home))
         yield made
 
 

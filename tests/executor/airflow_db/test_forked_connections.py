@@ -23,10 +23,10 @@ if child == 0:
     engine.dispose(close=False)  # as Airflow does
     with engine.connect() as own:
         own.execute(text("SELECT 1"))
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\\n".encode())  # whole: two processes write into one pipe
         time.sleep(60)
 connection.execute(text("LOCK TABLE pool"))
-print("locked", flush=True)
+os.write(1, b"locked\\n")
 time.sleep(60)
 """
 
