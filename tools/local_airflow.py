@@ -279,9 +279,18 @@ class LocalAirflow:
         return self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite")
 
     def wait_until_freed(self, timeout_s: float = 60) -> None:
-        """Wait until no lease is left; a lease outlives its task until the task's processes are known to be gone."""
+        """Wait until no lease is left, also by the scheduler's last look at the local runs of this host.
+
+        A lease outlives its task until the task's processes are known to be gone.
+        """
         store = self.store()
-        self.wait_until(lambda: not store.snapshot().leases, "all leases to be freed", timeout_s)
+
+        def is_free() -> bool:
+            snapshot = store.snapshot()
+            devices = [device for worker in snapshot.workers for device in worker.devices]
+            return not snapshot.leases and not any("local run" in (device.problem or "") for device in devices)
+
+        self.wait_until(is_free, "all leases to be freed", timeout_s)
 
     def pid(self, name: str) -> int:
         """The main process of a component."""

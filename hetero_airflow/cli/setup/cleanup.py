@@ -104,8 +104,8 @@ def _check_unused(engine: Engine, pool: str, present: list[str], now: datetime) 
                 f"tasks in the pool {pool} that have not ended ({count})",
                 "Wait until they have ended, or mark them as failed in Airflow",
             )
-    if current_leases()[0]:
-        raise _in_use("processes of device tasks on this host", "Wait until they have ended, or end them")
+    if devices := sorted(current_leases()[1]):
+        raise _in_use(f"device tasks on this host, which use {', '.join(devices)}", "Wait until they have ended")
 
 
 def _in_use(found: str, remedy: str) -> HeteroError:
