@@ -1,14 +1,20 @@
-"""Runs that have ended, from which estimates are learned, and the usual cost of a restart."""
+"""What estimates are learned from: runs that have ended, and reported speeds. Also the usual cost of a restart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
 from hetero_airflow.model.estimates import TaskName
 from hetero_airflow.model.request import Alternative
+
+MAX_STEPS = 10**15
+"""More steps or seconds of one pair are not counted."""
+
+REMEMBERED_S = 86400.0
+"""Older measurements count at most as if they had taken this time, so that a pair follows a task that changed."""
 
 
 class RunEnd(StrEnum):
@@ -43,6 +49,43 @@ class Run:
     ended_at: datetime
     attained_service_s: Mapping[str, float] = field(default_factory=dict)
     """Device class → seconds for which the same request held devices before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """What the runs of a task on a device class reported so far."""
+
+    task: TaskName
+    device_class: str
+    log_speed: float
+    """Natural logarithm of steps per second of the whole run, with all its devices."""
+    deviation: float
+    """Standard deviation of `log_speed`: 0.05 is 5 %."""
+    steps: int
+    """Steps that were counted."""
+    seconds: float
+    """Seconds in which they were done, without start-up, restores, saves and stalls."""
+
+    def combined(self, newer: MeasuredSpeed) -> MeasuredSpeed:
+        """This measurement and a newer one of the same pair, weighted by their seconds.
+
+        >>> slow = MeasuredSpeed(("dag", "task"), "nvidia/k80", 0.0, 0.02, 60, 60.0)
+        >>> both = slow.combined(replace(slow, log_speed=0.2, steps=70))
+        >>> round(both.log_speed, 2), round(both.deviation, 2), both.steps, both.seconds
+        (0.1, 0.1, 130, 120.0)
+        """
+        before_s = min(self.seconds, REMEMBERED_S)
+        part = newer.seconds / (before_s + newer.seconds)
+        middle = self.log_speed + part * (newer.log_speed - self.log_speed)
+        between = part * (1 - part) * (newer.log_speed - self.log_speed) ** 2
+        within = part * newer.deviation**2 + (1 - part) * self.deviation**2
+        return replace(
+            newer,
+            log_speed=middle,
+            deviation=(within + between) ** 0.5,
+            steps=min(self.steps + newer.steps, MAX_STEPS),
+            seconds=min(self.seconds + newer.seconds, float(MAX_STEPS)),
+        )
 
 
 def usual_restart_s(devices: int) -> float:

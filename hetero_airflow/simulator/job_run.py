@@ -61,6 +61,11 @@ class JobRun:
         return first.count * first.share_milli / 1000 * self.job.ranks
 
     @property
+    def device_class(self) -> str:
+        """The class of its slowest devices while it runs."""
+        return min((rank.device_class for rank in self.rank_leases), key=self.job.speed)
+
+    @property
     def is_running(self) -> bool:
         """Whether it holds all its devices."""
         return bool(self.rank_leases) and len(self.rank_leases) == self.job.ranks

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.scheduling.learning.learner import Learner, PastUse
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import Knowledge, simulated_time
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
+
+MEASURED_AFTER_S = 60.0
+"""A task that reports its steps for this long has a speed."""
+
+_LEARNING = (Knowledge.LEARNED, Knowledge.PROGRESS, Knowledge.HALF)
+_EXACT = 0.02
+"""The deviation of a reported speed; runs of a job are equally fast here."""
 
 
 class KnowledgeSource:
@@ -29,6 +37,9 @@ class KnowledgeSource:
         self._classes = device_classes
         self._finished_s: list[float] = []
         self._learner, self._past = Learner(), PastUse()
+        reporting = {Knowledge.PROGRESS: workload.jobs, Knowledge.HALF: workload.jobs[::2]}.get(knowledge, ())
+        self._reporting = {job.id for job in reporting if job.ranks}
+        self._measured: set[tuple[TaskName, str]] = set()
         knows_speeds = knowledge in (Knowledge.SPEEDS, Knowledge.ORACLE)
         jobs = workload.jobs if knows_speeds else ()
         speeds = {self._name(job): self._speeds(job) for job in jobs}
@@ -40,13 +51,13 @@ class KnowledgeSource:
         spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
         self._edges = task_edges(workload.jobs, {job.id: self._name(job) for job in workload.jobs})
         self._known = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
-        self._is_stale = knowledge is Knowledge.LEARNED
+        self._is_stale = knowledge in _LEARNING
 
     def estimates(self) -> Estimates:
         """What is known now."""
         if self._is_stale:
             self._is_stale = False
-            if self._knowledge is Knowledge.LEARNED:
+            if self._knowledge in _LEARNING:
                 learned = self._learner.estimates(self._classes)
                 self._known = replace(learned, edges=self._edges, shares=self._known.shares)
             else:
@@ -57,7 +68,7 @@ class KnowledgeSource:
     def learn(self, run: JobRun) -> None:
         """Learn from a job that has finished."""
         self._is_stale = True
-        if self._knowledge is Knowledge.LEARNED:
+        if self._knowledge in _LEARNING:
             if run.intervals:
                 self._learner.learn([self._finished_run(run)])
             return
@@ -66,6 +77,26 @@ class KnowledgeSource:
             self._past.add(run.job.group, held, simulated_time(interval.end_s))
         if self._knowledge is not Knowledge.NONE:
             insort(self._finished_s, run.best_s)
+
+    def measured_s(self, run: JobRun) -> float:
+        """When the steps of a job that has just started will teach its speed; infinite if never."""
+        at_s = run.since_s + run.overhead_s + MEASURED_AFTER_S
+        is_measured = (self._name(run.job), run.device_class) in self._measured
+        return math.inf if run.job.id not in self._reporting or is_measured or at_s >= run.due_s else at_s
+
+    def measure(self, run: JobRun, number: int) -> None:
+        """Learn the speed of a job from the steps that it reported, unless it has stopped since.
+
+        :param number: its interval when `measured_s` was asked
+        """
+        task = self._name(run.job)
+        if run.interval_number != number or (task, run.device_class) in self._measured:
+            return
+        self._is_stale = True
+        self._measured.add((task, run.device_class))
+        steps = max(1, round(MEASURED_AFTER_S * run.speed))
+        speed = MeasuredSpeed(task, run.device_class, math.log(run.speed), _EXACT, steps, MEASURED_AFTER_S)
+        self._learner.learn_speeds([speed])
 
     def _finished_run(self, run: JobRun) -> Run:
         """The run as the store's history has it."""

@@ -28,6 +28,10 @@ class Knowledge(StrEnum):
     """Nothing, neither at first nor later."""
     LEARNED = "learned"
     """As in production: first the data sheets of devices, then what finished runs teach."""
+    PROGRESS = "progress"
+    """As in production, with tasks that report their steps: each (task, device class) is known after a minute."""
+    HALF = "half"
+    """The same, but every second job reports nothing."""
     SPEEDS = "speeds"
     """Each task's speed on each device class, as if it had been profiled, and how long finished jobs took. Nothing of
     the work of a job that has not ended."""

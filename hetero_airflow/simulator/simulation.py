@@ -187,8 +187,8 @@ class Simulation:
         overhead_s = 0.0 if run.started_s is None else self._options.restart_s(math.ceil(run.devices))
         finish_s, number = run.begin(self._now_s, overhead_s), run.interval_number
         self._checkpoints.begin(run)
-        if math.isfinite(finish_s):
-            self._events.at(finish_s, lambda: self._finish(run, run.interval_number == number))
+        self._events.at(finish_s, lambda: self._finish(run, run.interval_number == number))
+        self._events.at(self._knowledge.measured_s(run), lambda: self._knowledge.measure(run, number))
 
     def _finish(self, run: JobRun, is_due: bool) -> None:
         gang = self._graph.running_gang(run)

@@ -67,6 +67,7 @@ class _TaskRow(BaseModel):
     spread: float | None = None
     before: tuple[TaskName, ...] = ()
     """The tasks directly after this one."""
+    speed_deviations: dict[str, Annotated[float, Field(ge=0, le=100)]] = {}
 
 
 class _SnapshotFile(BaseModel):
@@ -113,8 +114,9 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
             work=known.works.get(name),
             spread=known.spread.get(name),
             before=known.edges.get(name, ()),
+            speed_deviations=dict(known.speed_deviations.get(name, {})),
         )
-        for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges})
+        for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges, *known.speed_deviations})
     )
     file = _SnapshotFile(
         schema_version=1,
@@ -163,6 +165,7 @@ def read_snapshot(text: str) -> SavedSnapshot:
         file.used_device_s,
         file.used_at,
         file.shares,
+        {name: row.speed_deviations for name, row in names.items() if row.speed_deviations},
     )
     snapshot = Snapshot(
         file.sequence,

@@ -14,6 +14,7 @@ from hetero_airflow.testing.builders import (
     a_place,
     a_run,
     a_signer,
+    a_speed,
     a_task_lease,
     a_worker,
     leased,
@@ -23,6 +24,6 @@ from hetero_airflow.testing.strategies import devices, estimates, holdings, requ
 
 __all__ = [
     "EPOCH", "FakeClock", "FakeEngine", "RejectingStore", "a_cpu", "a_device", "a_lease", "a_pending", "a_place",
-    "a_run", "a_signer", "a_task_lease", "a_worker", "devices", "estimates", "holdings", "leased", "move_lease",
-    "requests", "snapshots", "workers",
+    "a_run", "a_signer", "a_speed", "a_task_lease", "a_worker", "devices", "estimates", "holdings", "leased",
+    "move_lease", "requests", "snapshots", "workers",
 ]  # fmt: skip

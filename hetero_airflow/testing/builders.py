@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -141,6 +142,19 @@ def a_run(**fields: Any) -> Run:
         "ended_at": EPOCH,
     }
     return Run(**given | fields)
+
+
+def a_speed(steps_per_s: float = 4.0, **fields: Any) -> MeasuredSpeed:
+    """A minute of steps of a task on an A100; `fields` override."""
+    given: dict[str, Any] = {
+        "task": ("dag", "task"),
+        "device_class": "nvidia/a100-sxm4-40gb",
+        "log_speed": math.log(steps_per_s),
+        "deviation": 0.02,
+        "steps": round(60 * steps_per_s),
+        "seconds": 60.0,
+    }
+    return MeasuredSpeed(**given | fields)
 
 
 def move_lease(store: Store, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:

@@ -17,7 +17,20 @@ from typing import Any
 
 from bench_table import Table
 
-SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "philly", "balance", "replay", "victims")
+SECTIONS = (
+    "truth",
+    "jct",
+    "learned",
+    "stream",
+    "default",
+    "makespan",
+    "dags",
+    "openb",
+    "philly",
+    "balance",
+    "replay",
+    "victims",
+)
 """The sections. Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"

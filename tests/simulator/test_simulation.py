@@ -299,6 +299,33 @@ def test_a_policy_decides_again_at_the_time_that_its_plan_names():
     assert (policy.asked_at_s, job.started_s) == ([10.0, 70.0, 75.0], 70.0)
 
 
+def test_reported_steps_teach_a_speed_after_a_minute_on_a_class():
+    policy = Spy()
+    jobs = [Job(f"j{n}", 0.0, ANY, 10_000.0, {V100: 4.0, K80: 2.0}) for n in range(3)]
+    simulate(*jobs, cluster="v100=1,k80=1", policy=policy, knowledge=Knowledge.PROGRESS)
+    task = ("trace", "job")
+    before, after = policy.seen[0].estimates, policy.seen[1].estimates
+    assert (task in before.speeds, policy.seen[-1].sequence > policy.seen[0].sequence) == (False, True)
+    assert after.speed(task, V100) == pytest.approx(4.0, rel=0.01)
+    assert after.relative_speeds(task, frozenset({V100, K80})) == {V100: 1.0, K80: pytest.approx(0.5, rel=0.1)}
+
+
+def test_with_half_of_the_jobs_reporting_the_other_half_teaches_no_speed():
+    speeds = {V100: 4.0, K80: 2.0}
+    jobs = [Job(f"j{n}", 0.0, ANY, 10_000.0, speeds, task=f"task{n}") for n in range(4)]
+    policy = Spy()
+    simulate(*jobs, cluster="v100=2,k80=2", policy=policy, knowledge=Knowledge.HALF)
+    assert {task for snapshot in policy.seen for _, task in snapshot.estimates.speed_deviations} == {"task0", "task2"}
+
+
+def test_a_job_of_less_than_a_minute_reports_no_speed():
+    policy = Spy()
+    simulate(
+        *(Job(f"j{n}", 0.0, ANY, 100.0, {V100: 4.0}) for n in range(3)), policy=policy, knowledge=Knowledge.PROGRESS
+    )
+    assert all(not snapshot.estimates.speed_deviations for snapshot in policy.seen)
+
+
 def test_learned_knowledge_is_what_ended_runs_teach():
     policy = Spy()
     jobs = [Job(f"j{n}", 1000.0 * n, ANY, 100.0, {V100: 4.0, K80: 0.5}) for n in range(6)]

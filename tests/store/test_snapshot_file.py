@@ -28,6 +28,7 @@ KNOWN = Estimates(
     {"dag": {"nvidia/a100": 60.0}},
     EPOCH,
     TeamShares.parse("research=3, research/nlp_*=2 max 4"),
+    {("dag", "train"): {"nvidia/a100": 0.25}},
 )
 
 

@@ -12,8 +12,9 @@ from typing import TypeVar
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import MAX_DURATION_S, NO_ESTIMATES, Estimates, TaskName, decayed
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.scheduling.learning.progress_fit import with_measured_speeds
 from hetero_airflow.scheduling.learning.speed_fit import (
     MIN_RUN_S,
     ClassSeconds,
@@ -34,6 +35,9 @@ RUNS_PER_TASK = 32
 
 MAX_TASKS = 5_000
 """The tasks that ran last are remembered."""
+
+MAX_PAIRS = 10_000
+"""The pairs of a task and a device class that were measured last are remembered."""
 
 MAX_RECENT = 2_000
 """Runs for `Estimates.finished_s`, and requests for `Estimates.mix`."""
@@ -63,6 +67,7 @@ class Learner:
         self._requested: dict[str, Alternative] = {}
         """Request id → its first alternative."""
         self._paused: dict[str, ClassSeconds] = {}
+        self._measured: dict[tuple[TaskName, str], MeasuredSpeed] = {}
         self._past = PastUse()
         self._last_sequence = 0
         self._known = NO_ESTIMATES
@@ -104,6 +109,11 @@ class Learner:
             self._add(run, seconds)
         return problems
 
+    def learn_speeds(self, measured: Iterable[MeasuredSpeed]) -> None:
+        """Learn the speeds that tasks reported; each replaces what is known of its task and device class."""
+        for speed in measured:
+            _put_last(self._measured, (speed.task, speed.device_class), speed, MAX_PAIRS)
+
     def _add(self, run: Run, seconds: ClassSeconds) -> None:
         """Learn from a run and the time for which it held its devices, earlier parts included."""
         if run.end is not RunEnd.PAUSED:
@@ -125,6 +135,7 @@ class Learner:
             task: self._summaries.get(task) or summarize(tuple(runs)) for task, runs in self._runs.items()
         }
         fitted = fit_speeds(self._summaries, device_classes)
+        fitted = with_measured_speeds(fitted, self._measured.values(), self._runs, self._summaries)
         requested = Counter(self._requested.values())
         mix = sorted(requested.items(), key=lambda pair: (-pair[1], pair[0].key))
         return Estimates(
@@ -135,6 +146,7 @@ class Learner:
             fitted.default_speeds,
             used_device_s=self._past.device_s(),
             used_at=self._past.at,
+            speed_deviations=fitted.deviations,
         )
 
     def _finished_s(self, fitted: FittedSpeeds) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hetero_airflow.model.devices.speeds import data_sheet_speed
@@ -84,6 +84,7 @@ class FittedSpeeds:
     speeds: Mapping[TaskName, Mapping[str, float]]
     works: Mapping[TaskName, Interval]
     default_speeds: Mapping[str, float]
+    deviations: Mapping[TaskName, Mapping[str, float]] = field(default_factory=dict)
 
 
 def summarize(runs: Sequence[ClassSeconds]) -> TaskSummary:

@@ -1,0 +1,86 @@
+"""Joins the speeds that tasks reported with what the lengths of runs teach. Pure.
+
+Lengths of runs say little of speed: runs of one task differ in their work. So as soon as any task reports steps, the
+model of `class_speeds` gives the speeds. The lengths then teach the amount of work. The speeds of tasks that report no
+steps come from the same model: there, the lengths of runs are measurements as uncertain as the lengths differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from hetero_airflow.model.estimates import Interval, TaskName
+from hetero_airflow.model.run import MeasuredSpeed
+from hetero_airflow.scheduling.learning.class_speeds import TaskSpeeds, fit_class_speeds
+from hetero_airflow.scheduling.learning.speed_fit import (
+    ClassSeconds,
+    FittedSpeeds,
+    TaskSummary,
+    weighted_median,
+)
+
+_TENTH_QUANTILE = 1.2816
+"""Standard deviations from the median to the outer tenth of a normal distribution."""
+
+_UNKNOWN_DEVIATION = 10.0
+"""A measurement that gives only the unit of a task."""
+
+
+def with_measured_speeds(
+    fitted: FittedSpeeds,
+    measured: Iterable[MeasuredSpeed],
+    runs: Mapping[TaskName, Iterable[ClassSeconds]],
+    summaries: Mapping[TaskName, TaskSummary],
+) -> FittedSpeeds:
+    """What is known with the reported speeds; `fitted` itself if there are none.
+
+    The speeds of a task that reports are in its steps a second, and its work is in steps.
+
+    >>> fitted = FittedSpeeds({}, {}, {"nvidia/v100": 1.0, "nvidia/k80": 0.2})
+    >>> measured = MeasuredSpeed(("dag", "train"), "nvidia/v100", math.log(12.0), 0.05, 720, 60.0)
+    >>> joined = with_measured_speeds(fitted, [measured], {}, {})
+    >>> {name: round(speed, 1) for name, speed in joined.speeds["dag", "train"].items()}
+    {'nvidia/k80': 1.9, 'nvidia/v100': 12.0}
+    """
+    rows: dict[TaskName, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for speed in measured:
+        rows[speed.task][speed.device_class] = (speed.log_speed, speed.deviation)
+    if not rows:
+        return fitted
+    ran_on = {name for summary in summaries.values() for name in summary.parts}
+    model = fit_class_speeds(rows, {*fitted.default_speeds, *ran_on})
+    by_steps = model.speeds(rows)
+    lengths = {task: _typical_lengths(fitted, task, summary) for task, summary in summaries.items() if task not in rows}
+    by_lengths = model.speeds(lengths)
+    speeds = {task: _speeds(known) for task, known in (by_lengths | by_steps).items()}
+    works = {task: _work(fitted.works[task], runs[task], speeds[task]) for task in fitted.works}
+    return FittedSpeeds(
+        speeds, works, model.default_speeds(), {task: known.deviations for task, known in by_steps.items()}
+    )
+
+
+def _typical_lengths(fitted: FittedSpeeds, task: TaskName, summary: TaskSummary) -> dict[str, tuple[float, float]]:
+    """Device class → logarithm of typical runs a second and its standard deviation, for a task without steps."""
+    work = fitted.works[task]
+    variance = (math.log(work.high / work.low) / 2 / _TENTH_QUANTILE) ** 2 * math.pi / 2
+    known = {name: (-log, math.sqrt(variance / weight)) for name, (log, weight) in summary.measured.items()}
+    if not known:
+        main = max(summary.parts, key=lambda name: (summary.parts[name], name))
+        known = {main: (math.log(fitted.speeds[task][main]), _UNKNOWN_DEVIATION)}
+    return known
+
+
+def _speeds(known: TaskSpeeds) -> dict[str, float]:
+    return {name: math.exp(log) for name, log in known.logs.items()}
+
+
+def _work(typical: Interval, runs: Iterable[ClassSeconds], speeds: Mapping[str, float]) -> Interval:
+    """The work of a run, in the unit of the speeds.
+
+    :param typical: where the typical work is 1
+    """
+    works = [math.fsum(seconds * speeds.get(name, 0.0) for name, seconds in run.items()) for run in runs]
+    middle = weighted_median((work, 1.0) for work in works if work > 0)
+    return Interval(typical.low * middle, typical.middle * middle, typical.high * middle)
