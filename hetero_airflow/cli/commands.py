@@ -64,9 +64,10 @@ _SIMULATE = (
     Arg(("--compare",), metavar="POLICIES", help="Other policies to compare: fifo,las"),
     Arg(
         ("--knowledge",),
-        choices=("none", "learned", "speeds", "oracle"),
+        choices=("none", "learned", "progress", "half", "speeds", "oracle"),
         default="speeds",
-        help="What policies know: nothing, what ended runs show, the speeds on each device, or also the durations",
+        help="What policies know: nothing, what ended runs show, also what tasks report (all jobs or half of them), "
+        "the speeds on each device, or also the durations",
     ),
     Arg(
         ("--restart-cost",),

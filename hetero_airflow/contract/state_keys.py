@@ -32,6 +32,20 @@ class LeaseNotice(BaseModel):
     notice: Notice
 
 
+class ReportedSpeed(BaseModel):
+    """How fast a run is since it started, without its start, restores and stalls."""
+
+    model_config = ConfigDict(frozen=True)
+
+    steps_per_s: float = Field(gt=0, allow_inf_nan=False)
+    deviation: float = Field(ge=0, allow_inf_nan=False)
+    """The standard deviation of its error, as a part of it: 0.05 is 5 %."""
+    steps: int = Field(ge=0)
+    """Steps that were counted."""
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    """How long they took."""
+
+
 class LeaseProgress(BaseModel):
     """The progress of the run under a lease."""
 
@@ -40,3 +54,5 @@ class LeaseProgress(BaseModel):
     lease_id: str
     progress: Progress
     reported_at: AwareDatetime = Field(alias="told_at")
+    speed: ReportedSpeed | None = None
+    """None in the first minute, and for a task that reports no steps."""

@@ -10,6 +10,7 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
 
@@ -51,6 +52,12 @@ class CachedSnapshotStore(SqlStore):
         if holds:
             self.invalidate()
         return super().renew(holds, expires_at)
+
+    def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
+        """Keep reported speeds; does nothing for none."""
+        if reports:
+            self.invalidate()
+        super().add_speeds(reports, now)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; see the port."""

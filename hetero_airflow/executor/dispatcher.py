@@ -27,6 +27,7 @@ from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
 from hetero_airflow.executor.context.site_links import SiteLinks
 from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
@@ -81,8 +82,7 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._engine = engine
-        self._tasks = tasks
-        self._min_run_s = configuration.min_run_s
+        self._tasks, self._min_run_s = tasks, configuration.min_run_s
         self.api = api
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
@@ -131,14 +131,14 @@ class Dispatcher:
             store,
             tasks,
             self._context,
+            ReportedSpeeds(store, self.keeper, self.workers),
             self._preemptions,
             configuration,
             api,
             local_worker_id=configuration.worker_id if engine.traits.is_local else None,
             queued_timeout_s=queued_timeout_s,
         )
-        self._periods = Periods(alternatives=30, forgotten=10)
-        self._outages: dict[str, str] = {}
+        self._periods, self._outages = Periods(alternatives=30, forgotten=10), dict[str, str]()
 
     def drop(self, key: Any, cause: str) -> None:
         """Forget a waiting task that Airflow does not want any more. Uses no database."""

@@ -12,6 +12,7 @@ from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApi
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
 from hetero_airflow.executor.device_health.spot_host import SpotHost
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
@@ -38,6 +39,7 @@ class Housekeeping:
         store: SqlStore,
         tasks: TaskInstances,
         context: PolicyContext,
+        speeds: ReportedSpeeds,
         preemptions: PreemptionNotices,
         configuration: Configuration,
         api: ExecutionApiWatch,
@@ -50,6 +52,7 @@ class Housekeeping:
         self._store = store
         self._tasks = tasks
         self._context = context
+        self._speeds = speeds
         self._preemptions = preemptions
         self._api = api
         self._history = timedelta(days=configuration.history_days)
@@ -61,6 +64,7 @@ class Housekeeping:
             running=_RUNNING_EVERY_S,
             heartbeat=configuration.worker_timeout_s / 3,
             saved=5,
+            speeds=5,
             learn=60,
             demand=30,
             prune=3600,
@@ -80,7 +84,8 @@ class Housekeeping:
         self._store.record(self._liveness.find_lost(now), now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._preemptions.saved(), now)
-        if self._periods.is_due("learn", now):
+        has_speeds = self._periods.is_due("speeds", now) and self._speeds.keep(now)
+        if self._periods.is_due("learn", now) or has_speeds:
             self._context.refresh()
         if self._periods.is_due("demand", now):
             emit_demand(self._store.snapshot())

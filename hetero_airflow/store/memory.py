@@ -18,6 +18,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
 from hetero_airflow.store.memory_workers import MemoryWorkers
+from hetero_airflow.store.speeds.in_memory import MemorySpeeds
 from hetero_airflow.store.store import (
     MAX_RUNS,
     CheckpointSaved,
@@ -54,15 +55,16 @@ class _RequestRecord:
     """Why a placed request does not run yet."""
 
 
-class MemoryStore(MemoryWorkers):
-    """A `Store` with its `History` and `Presence` in this process's memory.
+class MemoryStore(MemoryWorkers, MemorySpeeds):
+    """A `Store` with its `History`, `Presence` and `SpeedStore` in this process's memory.
 
     :param keeps_history: False deletes ended requests, their leases, and all decisions except the newest at once, so
         that a long simulation needs memory only for live requests. An ended lease is then not found.
     """
 
     def __init__(self, *, keeps_history: bool = True) -> None:
-        super().__init__()
+        MemoryWorkers.__init__(self)
+        MemorySpeeds.__init__(self)
         self._keeps_history = keeps_history
         self._sequence = 0
         self._token = 0
@@ -185,6 +187,7 @@ class MemoryStore(MemoryWorkers):
         while self._runs and self._runs[0].ended_at < before:
             self._runs.popleft()
         self._prune_workers(before)
+        self._prune_speeds(before)
         return len(old)
 
     def _submit(self, event: RequestSubmitted, now: datetime) -> bool:

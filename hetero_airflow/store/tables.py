@@ -6,10 +6,9 @@ the rows that changed since the snapshot before. JSON is stored as text, which p
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import sqlalchemy as sa
-from sqlalchemy.types import TypeDecorator
+
+from hetero_airflow.store.utc_time import UtcDateTime
 
 VERSION_TABLE = "hetero_alembic_version"
 
@@ -22,27 +21,6 @@ metadata = sa.MetaData(
         "pk": "%(table_name)s_pkey",
     }
 )
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time, stored in UTC; in SQLite as a text without a zone."""
-
-    impl = sa.DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """Refuse a time without a zone, since its zone would be unknown later."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise TypeError(f"the time {value} has no zone; give an aware one, such as Clock.now()")
-        return value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
-        """The aware time in UTC."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 ID = sa.String(320)
@@ -276,6 +254,20 @@ sa.Index(
     lease_device.c.device_id,
     sqlite_where=lease_device.c.is_held,
     postgresql_where=lease_device.c.is_held,
+)
+
+speed = sa.Table(
+    "hetero_speed",
+    metadata,
+    sa.Column("dag_id", NAME),
+    sa.Column("task_id", NAME),
+    sa.Column("device_class", sa.String(512)),
+    sa.Column("record", sa.Text, nullable=False, comment="The measured speed, and which leases it counts, JSON"),
+    sa.Column("measured_at", UtcDateTime, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("dag_id", "task_id", "device_class"),
+    sa.Index(None, "changed"),
+    comment="Steps per second that tasks reported; outlives their leases",
 )
 
 decision = sa.Table(

@@ -20,6 +20,7 @@ from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, L
 from hetero_airflow.runtime.notice import DUMP_SIGNAL, Notice, give_notice
 from hetero_airflow.runtime.progress_file import Progress, read_progress
 from hetero_airflow.supervisor.hang_watch import HangWatch
+from hetero_airflow.supervisor.speed_meter import SpeedMeter
 
 _REPORT_EVERY_S = 5.0
 
@@ -61,6 +62,7 @@ class TaskMonitor:
     _notice: Notice | None = None
     _signals: list[signal.Signals] = field(default_factory=list)
     _reported: tuple[Progress, datetime] | None = None
+    _meter: SpeedMeter = field(default_factory=SpeedMeter)
     _last_error: str = ""
     _is_ending: bool = False
     """Whether its worker is about to stop it."""
@@ -87,6 +89,7 @@ class TaskMonitor:
         """
         try:
             progress = read_progress(self.folder)
+            self._meter.see(progress)
             if is_online:
                 self._pass_notice()
                 self._pass_worker_shutdown(now)
@@ -139,7 +142,8 @@ class TaskMonitor:
         is_saved = self._reported is None or progress.saved_step != self._reported[0].saved_step
         if self._reported is not None and not is_saved and (now - self._reported[1]).total_seconds() < _REPORT_EVERY_S:
             return
-        report = LeaseProgress(lease_id=self.lease_id, progress=progress, reported_at=now)
+        speed = self._meter.speed()
+        report = LeaseProgress(lease_id=self.lease_id, progress=progress, reported_at=now, speed=speed)
         self.states.set(PROGRESS, json.loads(report.model_dump_json()))
         self._reported = (progress, now)
 

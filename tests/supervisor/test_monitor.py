@@ -187,3 +187,16 @@ def test_a_task_that_tells_no_progress_is_warned_of_but_left_alone(tmp_path, sta
     for second in range(0, 500, 10):
         watch.check(EPOCH + timedelta(seconds=second))
     assert (stops, watch.hung_s, has_notice(tmp_path)) == ([DUMP_SIGNAL], None, False)
+
+
+def test_the_reported_progress_has_the_speed_after_a_minute(watch, states, tmp_path):
+    clock = FakeClock()
+    progress = ProgressFile(tmp_path, clock)
+    for step in range(200):
+        progress.done(step)
+        progress.saved(step, None)  # writes each step at once
+        watch.check(clock.now())
+        clock.advance(0.5)
+    reports = [value["speed"] for key, value in states.writes if key == PROGRESS]
+    assert reports[0] is None
+    assert reports[-1]["steps_per_s"] == pytest.approx(2.0)

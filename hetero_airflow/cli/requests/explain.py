@@ -23,6 +23,7 @@ from hetero_airflow.cli.device_text import count, lease_lines, request_lines, ta
 from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
 from hetero_airflow.cli.requests.forecast import Forecast, change_lines, forecast_json, forecast_start, start_lines
+from hetero_airflow.cli.requests.speed_lines import ClassSpeed, class_speeds, speed_lines, speeds_json
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
@@ -30,6 +31,7 @@ from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.scheduling.learning.learner import device_classes
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.store import RequestHistory
 
@@ -42,17 +44,20 @@ def explain(args: Namespace) -> None:
     """Print the history of one request, and the forecast of its start."""
     now = datetime.now(UTC)
     names = (args.dag_id, args.run_id or latest_run(args.dag_id), args.task_id, args.map_index)
-    history = open_store().request_history(*names)
+    store = open_store()
+    history = store.request_history(*names)
     if history is None:
         raise missing_request_error(*names)
     snapshot = live_snapshot()
     decide, period_s = configured_policy()
     forecast = forecast_start(history, snapshot, decide, now, period_s)
+    classes = device_classes(snapshot.workers)
+    speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)
     if args.json:
-        show_json(history_json(history) | forecast_json(forecast))
+        show_json(history_json(history) | forecast_json(forecast) | speeds_json(speeds))
     else:
         named = with_task_names(history, lambda ids: placed_requests(database(), ids).values())
-        show(*explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast))
+        show(*explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast, speeds))
 
 
 def latest_run(dag_id: str) -> str:
@@ -100,9 +105,13 @@ def history_json(history: RequestHistory) -> dict[str, Any]:
 
 
 def explain_report(
-    history: RequestHistory, workers: Mapping[str, Worker], now: datetime, forecast: Forecast | None = None
+    history: RequestHistory,
+    workers: Mapping[str, Worker],
+    now: datetime,
+    forecast: Forecast | None = None,
+    speeds: Sequence[ClassSpeed] = (),
 ) -> Iterator[RenderableType]:
-    """The request, its state, the forecast of its start, and the account of its newest decision. Pure."""
+    """The request, its state, the forecast of its start, its speeds, and the account of its newest decision. Pure."""
     pending = history.pending
     yield cell(f"{task_name(pending)}, run {try_text(pending)}", style="bold")
     rows = [
@@ -113,6 +122,8 @@ def explain_report(
     ]
     if forecast is not None and forecast.start is not None:
         rows.append((cell("Starts"), cell(*start_lines(forecast.start, now))))
+    if speeds:
+        rows.append((cell("Speed"), cell(*speed_lines(speeds))))
     yield table(("", ""), rows)
     if forecast is not None and not forecast.starts_now:
         yield cell("")

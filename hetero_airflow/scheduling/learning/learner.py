@@ -7,7 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import MAX_DURATION_S, NO_ESTIMATES, Estimates, TaskName, decayed
@@ -23,6 +23,7 @@ from hetero_airflow.scheduling.learning.speed_fit import (
     fit_speeds,
     summarize,
 )
+from hetero_airflow.store.speeds.records import SpeedStore
 from hetero_airflow.store.store import History
 
 K = TypeVar("K")
@@ -41,6 +42,10 @@ MAX_PAIRS = 10_000
 
 MAX_RECENT = 2_000
 """Runs for `Estimates.finished_s`, and requests for `Estimates.mix`."""
+
+
+class RunsAndSpeeds(History, SpeedStore, Protocol):
+    """What a learner reads."""
 
 
 class Learner:
@@ -69,20 +74,22 @@ class Learner:
         self._paused: dict[str, ClassSeconds] = {}
         self._measured: dict[tuple[TaskName, str], MeasuredSpeed] = {}
         self._past = PastUse()
-        self._last_sequence = 0
+        self._last_sequence = self._last_speeds = 0
         self._known = NO_ESTIMATES
         self._classes: frozenset[str] = frozenset()
 
-    def refresh(self, history: History, device_classes: frozenset[str]) -> Estimates:
-        """The estimates after the runs that ended since the last call; the same object if nothing changed.
+    def refresh(self, history: RunsAndSpeeds, device_classes: frozenset[str]) -> Estimates:
+        """The estimates after the runs and speeds since the last call; the same object if nothing changed.
 
         It logs the runs with impossible values.
 
         :raises StoreUnavailable: the database is down
         """
         runs = history.runs(self._last_sequence)
-        if not runs and device_classes == self._classes:
+        self._last_speeds, speeds = history.speeds(self._last_speeds)
+        if not runs and not speeds and device_classes == self._classes:
             return self._known
+        self.learn_speeds(speeds)
         for problem in self.learn(runs):
             log.warning("%s", problem)
         self._last_sequence = runs[-1].sequence if runs else self._last_sequence

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.expression import FromClause
 from sqlalchemy.types import TypeEngine
 
-from hetero_airflow.store.tables import UtcDateTime
+from hetero_airflow.store.utc_time import UtcDateTime
 
 _TYPES: dict[str, TypeEngine[Any]] = {
     "text": sa.Text(),

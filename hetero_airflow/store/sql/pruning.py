@@ -12,6 +12,7 @@ from hetero_airflow.model.devices.health import last_change
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
+from hetero_airflow.store.speeds.in_sql import prune_speeds
 from hetero_airflow.store.sql.holds import HEALTH
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import WorkerForgotten
@@ -110,6 +111,7 @@ def prune(transaction: WriteTransaction, before: datetime) -> int:
     if connection.execute(delete(tables.dag).where(~live_dags.exists())).rowcount:
         transaction.note_deletion()
     _prune_absent_workers(connection, before)
+    prune_speeds(connection, before)
     return old
 
 

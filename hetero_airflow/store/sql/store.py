@@ -16,10 +16,12 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import Run
+from hetero_airflow.model.run import MeasuredSpeed, Run
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
+from hetero_airflow.store.speeds.in_sql import add_speeds, read_speeds
+from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.holds import read_health
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
@@ -33,7 +35,9 @@ from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, 
 
 
 class SqlStore:
-    """A `Store` with its `History` and `Presence` in a SQL database. Several processes and threads may use one.
+    """A `Store` with its `History`, `Presence` and `SpeedStore` in a SQL database.
+
+    Several processes and threads may use one.
 
     It opens its own connections, so it does not touch the caller's sessions. On SQLite the caller must not have an
     open transaction that has written, since a file has one writer.
@@ -124,6 +128,17 @@ class SqlStore:
         """The leases that ended after this sequence in a known way, ordered by their ends."""
         with read_transaction(self._engine) as connection:
             return read_runs(connection, since, self._read_request)
+
+    def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
+        """Keep what tasks reported of their speeds. A report counts once, however often it is written."""
+        if reports:
+            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+                add_speeds(transaction, reports, now)
+
+    def speeds(self, since: int = 0) -> tuple[int, tuple[MeasuredSpeed, ...]]:
+        """The reported speeds that changed after this sequence, and the sequence for the next call."""
+        with read_transaction(self._engine) as connection:
+            return read_speeds(connection, since)
 
     def prune(self, before: datetime) -> int:
         """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""

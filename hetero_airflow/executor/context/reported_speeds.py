@@ -1,0 +1,88 @@
+"""Keeps in the store what running tasks report of their speeds."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from pydantic import ValidationError
+
+from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
+from hetero_airflow.executor.airflow_db.state_store import read_states
+from hetero_airflow.executor.cached_store import KnownWorkers
+from hetero_airflow.executor.leases.kept_tasks import RunningTask
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.model.estimates import MAX_SPEED, MIN_SPEED
+from hetero_airflow.model.run import MAX_STEPS, MeasuredSpeed
+from hetero_airflow.store.lease_rules import leased_device_class
+from hetero_airflow.store.speeds.records import LeaseSpeed
+from hetero_airflow.store.sql.store import SqlStore
+
+log = logging.getLogger(__name__)
+
+FIRST_S, OFTEN_S, SELDOM_S = 60.0, 15.0, 1800.0
+"""A report is read this long after the start; until it has a speed, this often at least; and later this often at least.
+In between, the time grows with the age of the lease. A read is a query of Airflow's database for each task."""
+
+
+class ReportedSpeeds:
+    """The reports of the tasks that run here."""
+
+    def __init__(self, store: SqlStore, keeper: LeaseKeeper, workers: KnownWorkers) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._workers = workers
+        self._due: dict[str, datetime] = {}
+        """Lease id → when its report is read next."""
+
+    def keep(self, now: datetime) -> bool:
+        """Read the reports that are due, and keep their speeds; whether there were any.
+
+        :raises StoreUnavailable: the database is down
+        """
+        running = {task.lease.id: task for task in self._keeper.running.values()}
+        first = timedelta(seconds=FIRST_S)
+        self._due = {id_: self._due.get(id_, task.lease.granted_at + first) for id_, task in running.items()}
+        latest = now + timedelta(seconds=SELDOM_S)  # beyond it, the clock was set back
+        due = {task.key: task for id_, task in running.items() if not now < self._due[id_] <= latest}
+        if not due:
+            return False
+        try:
+            texts = read_states(due, PROGRESS)
+        except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
+            log.warning("The speeds of tasks can't be read: %s", error)
+            return False
+        speeds = dict(self._read(due, texts))
+        for task in due.values():
+            self._due[task.lease.id] = now + _wait(task, now, is_known=task.lease.id in speeds)
+        self._store.add_speeds(list(speeds.values()), now)
+        return bool(speeds)
+
+    def _read(self, due: dict[object, RunningTask], texts: dict[object, str]) -> Iterator[tuple[str, LeaseSpeed]]:
+        """Lease id → its reported speed."""
+        holders = self._store.snapshot().holders
+        for key, text in texts.items():
+            lease = due[key].lease
+            try:
+                report = LeaseProgress.model_validate_json(text)
+            except ValidationError:
+                continue
+            holder, worker = holders.get(lease.request_id), self._workers.current().get(lease.worker_id)
+            if report.speed is None or report.lease_id != lease.id or holder is None or worker is None:
+                continue
+            leased = leased_device_class(lease.claims, {device.id: device for device in worker.devices})
+            if leased is not None:
+                speed = report.speed
+                steps_per_s = min(max(speed.steps_per_s, MIN_SPEED), MAX_SPEED)
+                log_speed, steps = math.log(steps_per_s), min(speed.steps, MAX_STEPS)
+                measured = MeasuredSpeed(holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds)
+                yield lease.id, LeaseSpeed(lease.id, measured)
+
+
+def _wait(task: RunningTask, now: datetime, *, is_known: bool) -> timedelta:
+    """The time until the next read of a task's report."""
+    age_s = max(0.0, (now - task.lease.granted_at).total_seconds())
+    seconds = min(max(OFTEN_S, age_s), SELDOM_S) if is_known else min(max(OFTEN_S, age_s / 8), SELDOM_S)
+    return timedelta(seconds=seconds)
