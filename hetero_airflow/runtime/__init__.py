@@ -1,8 +1,8 @@
 """Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
 
-DAG authors use `current_lease`, `torch_device` and the module `checkpoint`, and outside of Airflow `local_lease`. The
-other modules serve these: the loop and its notice to stop, the ``state/`` of a training, and the processes of a
-``gang/``.
+DAG authors use `current_lease`, `torch_device`, `progress` and the module `checkpoint`, and outside of Airflow
+`local_lease`. The other modules serve these: the loop and its notice to stop, the ``state/`` of a training, and the
+processes of a ``gang/``.
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hetero_airflow.runtime.reported_progress import progress
 from hetero_airflow.runtime.task_lease import TaskLease, current_lease, torch_device
 
 if TYPE_CHECKING:
     from hetero_airflow.runtime.local_leases import local_lease as local_lease
 
-__all__ = ["TaskLease", "current_lease", "local_lease", "torch_device"]
+__all__ = ["TaskLease", "current_lease", "local_lease", "progress", "torch_device"]
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,10 @@ class Progress(BaseModel):
     saved_at: AwareDatetime | None = None
     """When it was published; None also if the next run may not find it, see `CheckpointPlace.is_host_bound`."""
     phase: Phase = Phase.STARTING
+    total: int | None = None
+    """How many steps there are in all; None if the task does not say."""
+    can_save: bool = True
+    """Whether the task can save and end at a notice; False if it only reports its steps."""
 
 
 class ProgressFile:
@@ -57,20 +61,24 @@ class ProgressFile:
 
     The task's thread and the saver's thread can call it at the same time. A failed write is logged once and raises
     nothing; the supervisor then knows less.
+
+    :param can_save: False for a task that only reports its steps; a loop that saves then keeps the file for itself
     """
 
-    def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
+    def __init__(self, folder: Path | None, clock: Clock | None = None, *, can_save: bool = True) -> None:
         self._path = None if folder is None else folder / PROGRESS
+        self._can_save = can_save
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._due = 0.0
         self._step: int | None = None
+        self._total: int | None = None
         self._saved: tuple[int, datetime | None] | None = None
         self._phase = Phase.STARTING
 
-    def done(self, step: int) -> None:
-        """Record a finished step."""
-        self._step = step
+    def done(self, step: int, total: int | None = None) -> None:
+        """Record a finished step, and how many there are in all."""
+        self._step, self._total = step, total
         if self._phase is Phase.STARTING:
             self.enter(Phase.STEPPING)
         elif time.monotonic() >= self._due:
@@ -87,10 +95,13 @@ class ProgressFile:
         self._write()
 
     def _write(self) -> None:
-        if self._path is None:
+        if self._path is None or not (self._can_save or self._is_free(self._path)):
             return
         step, at = self._saved or (None, None)
-        progress = Progress(step=self._step, at=self._clock.now(), saved_step=step, saved_at=at, phase=self._phase)
+        progress = Progress(
+            step=self._step, at=self._clock.now(), saved_step=step, saved_at=at, phase=self._phase, total=self._total,
+            can_save=self._can_save,
+        )  # fmt: skip
         with self._lock:
             self._due = time.monotonic() + INTERVAL_S
             try:
@@ -98,6 +109,12 @@ class ProgressFile:
             except OSError as error:
                 logger.warning("This task can't write its progress, so its supervisor does not see it: %s", error)
                 self._path = None
+
+    def _is_free(self, path: Path) -> bool:
+        """Whether no loop that saves writes this file; its progress says more. It is asked once in `INTERVAL_S`."""
+        self._due = time.monotonic() + INTERVAL_S
+        known = read_progress(path.parent)
+        return known is None or not known.can_save
 
 
 def read_progress(folder: Path) -> Progress | None:

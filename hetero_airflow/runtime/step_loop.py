@@ -133,7 +133,7 @@ class StepLoop:
     def after(self, step: int) -> None:
         """End a step: save if it is due, stop if there is a notice."""
         self._step = step
-        self._session.progress.done(step)
+        self._session.progress.done(step, None if self._total == MAX_STEPS else self._total)
         self._log.done(step, self._session.published)
         self._after_step()
 

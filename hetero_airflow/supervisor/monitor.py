@@ -78,7 +78,8 @@ class TaskMonitor:
         Signal handlers call this, so it only sets a flag. The next `check` gives the notice, if Airflow still wants
         the task: a run that is over has nothing to save, and must not report for the present one.
         """
-        self._is_ending = read_progress(self.folder) is not None
+        progress = read_progress(self.folder)
+        self._is_ending = progress is not None and progress.can_save
         return self._is_ending
 
     def check(self, now: datetime, *, is_online: bool = True) -> None:
@@ -155,7 +156,7 @@ class TaskMonitor:
                 "The task is idle: no step, no use of its devices or cores. Its stacks follow", seconds=idle_s
             )
             self.send(DUMP_SIGNAL)
-        elif windows == 2 and self._notice is None and progress is not None:
+        elif windows == 2 and self._notice is None and progress is not None and progress.can_save:
             self.hung_s = idle_s
             self._give(
                 Notice(cause=f"no progress for {idle_s:.0f} s", by=now + self.grace),

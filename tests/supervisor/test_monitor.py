@@ -200,3 +200,14 @@ def test_the_reported_progress_has_the_speed_after_a_minute(watch, states, tmp_p
     reports = [value["speed"] for key, value in states.writes if key == PROGRESS]
     assert reports[0] is None
     assert reports[-1]["steps_per_s"] == pytest.approx(2.0)
+
+
+def test_a_task_that_only_reports_its_steps_is_not_asked_to_save(tmp_path, states, stops, log):
+    clock = FakeClock()
+    hangs = HangWatch(10, cpu_s=lambda: 0.0, utilization=lambda: None)
+    watch = TaskMonitor("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
+    ProgressFile(tmp_path, clock, can_save=False).done(1)
+    assert not watch.request_stop()
+    for _ in range(40):
+        watch.check(clock.advance(1))
+    assert (watch.hung_s, watch.notice, has_notice(tmp_path)) == (None, None, False)
