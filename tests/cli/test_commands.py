@@ -15,10 +15,10 @@ import pytest
 from airflow.utils.net import get_hostname
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.live_snapshot import placed_requests
 from hetero_airflow.cli.requests.explain import history_json
 from hetero_airflow.cli.requests.queue import queue_entries, queue_json
 from hetero_airflow.cli.workers.workers import workers_json
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.model.arguments import arguments_schema
 from hetero_airflow.model.hold import Hold, HoldKind

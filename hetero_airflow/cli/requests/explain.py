@@ -19,11 +19,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.cli.action import action, database, open_store
-from hetero_airflow.cli.device_text import count, lease_lines, request_lines, task_name, try_text
-from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
+from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
-from hetero_airflow.cli.requests.forecast import Forecast, change_lines, forecast_json, forecast_start, start_lines
+from hetero_airflow.cli.requests.forecast import change_lines, forecast_json, start_lines
 from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
+from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
