@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -85,6 +85,9 @@ bench-turns: $(VENV)/.installed  ## measure how long a device is idle between tw
 
 bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with GPUs picked by hand, and under leases
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_pools.py
+
+bench-preload: $(VENV)/.installed  ## measure eight small torch tasks with and without preload, in turns
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_preload.py
 
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py

@@ -11,7 +11,11 @@ from sqlalchemy import NullPool, create_engine
 from tests.system.scheduler_jobs import newest_scheduler
 
 HERE = Path(__file__).parent
-collect_ignore = ["fleet_dags", "dags/hostile_dags.py"]  # they import each other, as Airflow's folder of DAGs allows
+collect_ignore = [
+    "fleet_dags",
+    "preload_dags",
+    "dags/hostile_dags.py",
+]  # they import each other, as Airflow's folder of DAGs allows
 SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
 QUICK = {
     # short times, so that tests see within seconds what an installation sees within minutes

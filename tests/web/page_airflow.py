@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -68,9 +70,13 @@ def start_run(airflow: LocalAirflow) -> str:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A headless Chromium."""
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    """A headless Chromium.
+
+    It makes the user's runtime directory, which the other tests must not find: it gets one of its own.
+    """
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as runtime:
+        environment = {**os.environ, "XDG_RUNTIME_DIR": runtime}
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=environment)
         yield made
         made.close()
 

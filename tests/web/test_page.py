@@ -103,13 +103,13 @@ def test_the_navigation_leads_to_the_map_and_the_address_keeps_the_choice(airflo
     page.wait_for_url("**/plugin/hetero-devices")
     expect(page.get_by_text("2 leased")).to_be_visible()
     page.get_by_role("tab", name="Table").click()
-    page.get_by_label("Filter by rack").select_option("7")
+    page.get_by_role("tabpanel", name="Table").get_by_label("Filter by rack").select_option("7")
     expect(page.get_by_text("3 devices")).to_be_visible()
     assert "view=table" in page.url
     assert "rack=7" in page.url
     page.reload()
     expect(page.get_by_text("3 devices")).to_be_visible()
-    page.get_by_label("Search by worker").fill("((")
+    page.get_by_role("tabpanel", name="Table").get_by_label("Search by worker").fill("((")
     expect(page.get_by_text("0 devices")).to_be_visible()
     page.get_by_role("button", name="Clear filters").click()
     expect(page.get_by_text("simulated-nvidia-a100-80gb-0")).to_be_visible()
