@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
 from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand, lazy_load_command
 
 
@@ -9,10 +12,31 @@ def _flag(name: str, help: str) -> Arg:
     return Arg((name,), action="store_true", default=False, help=help)
 
 
+class _AmongOptions(Arg):
+    """A positional argument whose command takes options between its positional arguments too.
+
+    argparse alone decides at the first option which names were given, and refuses those that come after it.
+    """
+
+    def add_to_parser(self, parser: ArgumentParser) -> None:
+        """Add it, and let the parser read all options before all names."""
+        super().add_to_parser(parser)
+        plain = parser.parse_known_args
+
+        def parse(args: Sequence[str] | None = None, namespace: Namespace | None = None) -> tuple[Namespace, list[str]]:
+            setattr(parser, "parse_known_args", plain)  # noqa: B010  which the intermixed parsing calls
+            try:
+                return parser.parse_known_intermixed_args(args, namespace)
+            finally:
+                setattr(parser, "parse_known_args", parse)  # noqa: B010
+
+        setattr(parser, "parse_known_args", parse)  # noqa: B010  the one method that a group of commands calls
+
+
 _JSON = _flag("--json", "Print JSON for programs, not a table for people")
 _SITE = Arg(("--site",), metavar="SITE", help="Show only the workers of this site (label hetero/site)")
 _TASK = (
-    Arg(("dag_id",), help="The id of the DAG"),
+    _AmongOptions(("dag_id",), help="The id of the DAG"),  # type: ignore[no-untyped-call]  # as is Airflow's
     Arg(("run_id",), nargs="?", help="The id of the DAG run; default: the newest run"),
     Arg(("task_id",), help="The id of the task"),
 )
@@ -47,6 +71,11 @@ _PLAN = (
     Arg(("--at",), metavar="TIME", help="The start of the run, ISO 8601; default: now"),
     Arg(("--conf",), metavar="JSON", help="The run's conf, for templates in device requests"),
     Arg(("--snapshot",), metavar="FILE", help="A saved snapshot to use instead of the live one"),
+    Arg(
+        ("--cluster",),
+        metavar="FILE",
+        help="Simulated devices instead of the live ones: a file, or a text, such as v100=12,p100=3x4",
+    ),
     Arg(("--assume",), metavar="TIME", default="10m", help="The duration of a task whose duration is unknown"),
     Arg(("--deadline",), metavar="TIME", help="The longest duration of the run; default: the DAG's dagrun_timeout"),
     Arg(("--policy",), help="The policy; default: the configured one"),

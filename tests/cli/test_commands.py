@@ -171,6 +171,21 @@ def test_explain(installation, task, lines):
     assert [line for line in lines if line not in done.stdout] == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--map-index", "3", "dag", RUN, "waits"],
+        ["dag", "--map-index", "3", RUN, "waits"],
+        ["dag", RUN, "--map-index=3", "waits"],
+        ["dag", RUN, "waits", "--map-index", "3"],
+    ],
+)
+def test_explain_takes_its_options_anywhere(installation, arguments):
+    done = installation.run("hetero", "explain", *arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["pending"]["map_index"] == 3
+
+
 def test_explain_as_json(installation, store):
     done = installation.run("hetero", "explain", "dag", RUN, "waits", "--map-index", "3", "--json", FORCE_COLOR="1")
     document = json.loads(done.stdout)
@@ -223,6 +238,9 @@ def test_explain_of_a_task_without_a_request(installation, task, text):
     [
         (["explain", "dag"], "the following arguments are required: task_id"),
         (["explain", "dag", "run", "x", "--map-index", "three"], "invalid int value: 'three'"),
+        (["explain", "dag", "--csv", "run", "x"], "unrecognized arguments: --csv"),
+        (["explain", "dag", "--json", "run", "x", "y"], "unrecognized arguments: y"),
+        (["explain", "--json"], "the following arguments are required: dag_id"),
         (["queue", "--csv"], "unrecognized arguments: --csv"),
     ],
 )
