@@ -133,11 +133,11 @@ def get_commands() -> list[CLICommand]:
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
-    >>> names[8:14]
-    ['queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
-    >>> names[14:19]
+    >>> names[8:15]
+    ['top', 'queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
+    >>> names[15:20]
     ['plan', 'simulate', 'render', 'snapshot', 'config']
-    >>> names[19:]
+    >>> names[20:]
     ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
@@ -162,6 +162,12 @@ def get_commands() -> list[CLICommand]:
                 _command(
                     workers, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET
                 ),
+                _command(
+                    workers,
+                    "top",
+                    "Show devices and the queue live, as htop does; q quits",
+                    _flag("--once", "Print one picture and end, as for a pipe"),
+                ),
                 _command(requests, "queue", "List the tasks that wait for devices, then those that hold some", _JSON),
                 _command(
                     requests,
@@ -169,6 +175,7 @@ def get_commands() -> list[CLICommand]:
                     "Explain why a task waits, or why it got its devices",
                     *_TASK,
                     _MAP_INDEX,
+                    _flag("--watch", "Show it again every two seconds, until q is pressed"),
                     _JSON,
                 ),
                 _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,14 +23,15 @@ from hetero_airflow.cli.action import action, database, open_store
 from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
 from hetero_airflow.cli.requests.forecast import change_lines, forecast_json, start_lines
-from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.cli.watch import watch
+from hetero_airflow.errors import HeteroError, SettingsError, StoreUnavailable
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
-from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.codec import ACCOUNT
@@ -41,20 +43,39 @@ _HISTORY: TypeAdapter[RequestHistory] = TypeAdapter(RequestHistory)
 
 @action
 def explain(args: Namespace) -> None:
-    """Print the history of one request, and the forecast of its start."""
-    now = datetime.now(UTC)
+    """Print the history of one request, and the forecast of its start; again and again, if asked."""
     names = (args.dag_id, args.run_id or latest_run(args.dag_id), args.task_id, args.map_index)
+    if args.watch and args.json:
+        raise SettingsError("--watch", found="--json beside it", remedy="Give one of them")
+    if args.watch and sys.stdout.isatty():
+        watch(lambda _height: _report(*_read(names)))
+        return
+    history, snapshot, forecast, now = _read(names)
+    if args.json:
+        show_json(history_json(history) | forecast_json(forecast))
+    else:
+        show(*_report(history, snapshot, forecast, now))
+
+
+def _read(names: tuple[str, str, str, int]) -> tuple[RequestHistory, Snapshot, Forecast | None, datetime]:
+    """The history, the live snapshot, the forecast and the time.
+
+    :raises HeteroError: the task instance has no request
+    """
+    now = datetime.now(UTC)
     history = open_store().request_history(*names)
     if history is None:
         raise missing_request_error(*names)
     snapshot = live_snapshot()
     decide, period_s = configured_policy()
-    forecast = forecast_start(history, snapshot, decide, now, period_s)
-    if args.json:
-        show_json(history_json(history) | forecast_json(forecast))
-    else:
-        named = with_task_names(history, lambda ids: placed_requests(database(), ids).values())
-        show(*explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast))
+    return history, snapshot, forecast_start(history, snapshot, decide, now, period_s), now
+
+
+def _report(
+    history: RequestHistory, snapshot: Snapshot, forecast: Forecast | None, now: datetime
+) -> Iterator[RenderableType]:
+    named = with_task_names(history, lambda ids: placed_requests(database(), ids).values())
+    return explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast)
 
 
 def latest_run(dag_id: str) -> str:

@@ -4,7 +4,6 @@
 ``page_routes.py``     the routes: permissions, pages of rows, answers without news
 ``conditional.py``     ETags: an answer that the browser has already is not sent again
 ``bundle.py``          the built page, and how Airflow's UI finds it
-``device_state.py``    the state of a device as one word
 ``fleet_filter.py``    which workers and devices a reader asks for
 ``task_rows.py``       tasks and leases, without the names that the reader may not see
 ``fleet_reader.py``    reads the store; readings are kept for some seconds

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from fastapi import Query
 
+from hetero_airflow.executor.explanation.device_state import DeviceState, device_state
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.web.page.device_state import DeviceState, device_state
 
 Text = Annotated[str, Query(max_length=256)]
 

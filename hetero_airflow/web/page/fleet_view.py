@@ -9,13 +9,13 @@ from itertools import groupby
 
 from pydantic import BaseModel
 
+from hetero_airflow.executor.explanation.device_state import DeviceState
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.web.page.device_state import DeviceState
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row
 

@@ -1,4 +1,4 @@
-"""The state of a device as one word, for the map, the table and their filters. Pure."""
+"""The state of a device as one word, for the page in Airflow's UI and `airflow hetero top`. Pure."""
 
 from __future__ import annotations
 
