@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -88,6 +88,9 @@ bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with G
 
 bench-preload: $(VENV)/.installed  ## measure eight small torch tasks with and without preload, in turns
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_preload.py
+
+bench-page: $(VENV)/.installed  ## measure what the page's routes cost: 1,000 workers with 8 devices, 10,000 waiting
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tests/benchmarks/bench_page.py
 
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py

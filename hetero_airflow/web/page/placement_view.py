@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
+from heapq import nsmallest
 from typing import Any
 
 from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines
 from hetero_airflow.model.device import Device, device_tokens, matches_model
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import PAUSED, Account, AlternativeAccount, CandidateAccount
-from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.request import Alternative, Priority
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.progress_file import Progress
@@ -25,7 +26,7 @@ from hetero_airflow.web.page.placement_rows import (
     RuledOut,
     TryRow,
 )
-from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row
+from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row, leased_device, likely_end
 
 MAX_AHEAD = 10
 """Tasks ahead in the queue that are named; the others are counted."""
@@ -177,40 +178,37 @@ def _queue_facts(
     pending: PendingRequest, position: int | None, snapshot: Snapshot, readable: Collection[str], now: datetime
 ) -> dict[str, Any]:
     """Who is ahead by priority and time of submission, and who holds devices of a kind that it asks for."""
-    mine = (pending.request.priority.rank, *pending.order())
-    ahead = [
-        request
-        for request in snapshot.pending
-        if request.id != pending.id and (request.request.priority.rank, *request.order()) < mine
-    ]
-    ahead.sort(key=lambda request: (request.request.priority.rank, *request.order()))
-    named = [link for request in ahead if (link := TaskLink.of(request, readable)) is not None][:MAX_AHEAD]
+    ranks = {priority: priority.rank for priority in Priority}
+
+    def turn(request: PendingRequest) -> tuple[int, datetime, str]:
+        return (ranks[request.request.priority], *request.order())
+
+    mine = turn(pending)
+    ahead = [request for request in snapshot.pending if turn(request) < mine]
     number = position - 1 if position is not None else len(ahead)
-    return {
-        "ahead": named[:number],
-        "ahead_hidden": max(0, number - len(named[:number])),
-        "holders": _holders(pending, snapshot, readable, now),
-    }
+    first = nsmallest(min(MAX_AHEAD, number), (r for r in ahead if r.dag_id in readable), key=turn)
+    named = [link for request in first if (link := TaskLink.of(request, readable)) is not None]
+    holders = _holders(pending, snapshot, readable, now)
+    return {"ahead": named, "ahead_hidden": max(0, number - len(named)), "holders": holders}
 
 
 def _holders(pending: PendingRequest, snapshot: Snapshot, readable: Collection[str], now: datetime) -> list[LeaseRow]:
+    """The leases on devices of a kind that the request asks for; those that probably end first come first."""
     workers = {worker.id: worker for worker in snapshot.workers}
-    could_use: dict[tuple[str, ...], bool] = {}
-    useful: set[tuple[str, str]] = set()
-    for worker in snapshot.workers:
-        for device in worker.devices:
-            key = (device.vendor, device.kind, device.model, device.partition or "")
-            if key not in could_use:
-                could_use[key] = any(_is_asked(device, option) for option in pending.request.alternatives)
-            if could_use[key]:
-                useful.add((worker.id, device.id))
-    rows = [
-        lease_row(lease, snapshot.holders, workers, snapshot.estimates, readable, now)
-        for lease in snapshot.leases
-        if any((lease.worker_id, claim.device_id) in useful for claim in lease.claims)
-    ]
-    rows.sort(key=lambda row: (row.likely_end is None, row.likely_end or row.granted_at, row.granted_at))
-    return rows[:MAX_HOLDERS]
+    is_asked: dict[tuple[str, ...], bool] = {}
+    ends: list[tuple[bool, datetime, str, Lease]] = []
+    for lease in snapshot.leases:
+        device = leased_device(lease, workers.get(lease.worker_id))
+        if device is None:
+            continue
+        look = (device.vendor, device.kind, device.model, device.partition or "")
+        if look not in is_asked:
+            is_asked[look] = any(_is_asked(device, option) for option in pending.request.alternatives)
+        if is_asked[look]:
+            end = likely_end(lease, snapshot.holders.get(lease.request_id), device, snapshot.estimates, now)
+            ends.append((end is None, end or lease.granted_at, lease.id, lease))
+    soonest = nsmallest(MAX_HOLDERS, ends)
+    return [lease_row(lease, snapshot.holders, workers, snapshot.estimates, readable, now) for *_, lease in soonest]
 
 
 def _is_asked(device: Device, alternative: Alternative) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel
 
-from hetero_airflow.model.device import device_class
+from hetero_airflow.model.device import Device, device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import PendingRequest
@@ -54,22 +54,27 @@ def lease_row(
 ) -> LeaseRow:
     """A lease for a reader of these DAGs."""
     holder = holders.get(lease.request_id)
+    device = leased_device(lease, workers.get(lease.worker_id))
     return LeaseRow(
         task=TaskLink.of(holder, readable),
         worker=lease.worker_id,
         devices=[claim.device_id for claim in lease.claims],
         state=lease.state,
         granted_at=lease.granted_at,
-        likely_end=likely_end(lease, holder, workers.get(lease.worker_id), estimates, now),
+        likely_end=likely_end(lease, holder, device, estimates, now),
     )
 
 
+def leased_device(lease: Lease, worker: Worker | None) -> Device | None:
+    """The first device of the worker that a lease holds; None if the worker has none of them any more."""
+    held = {claim.device_id for claim in lease.claims}
+    return next((device for device in worker.devices if device.id in held), None) if worker else None
+
+
 def likely_end(
-    lease: Lease, holder: PendingRequest | None, worker: Worker | None, estimates: Estimates, now: datetime
+    lease: Lease, holder: PendingRequest | None, device: Device | None, estimates: Estimates, now: datetime
 ) -> datetime | None:
     """When the task of a lease will probably end, by the median of similar runs; None if unknown or overdue."""
-    held = {claim.device_id for claim in lease.claims}
-    device = next((device for device in worker.devices if device.id in held), None) if worker else None
     if holder is None or device is None:
         return None
     held_s = (now - lease.granted_at).total_seconds()

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.lease_history import PastLease
-from hetero_airflow.web.page.task_rows import TaskLink, likely_end
+from hetero_airflow.web.page.task_rows import TaskLink, leased_device, likely_end
 
 
 class TimelineBar(BaseModel):
@@ -67,9 +67,11 @@ def timeline(
     for lease in leases:
         is_readable = lease.dag_id in readable
         task = TaskLink(dag_id=lease.dag_id, run_id=lease.run_id, task_id=lease.task_id, map_index=lease.map_index)
-        current = live.get(lease.id)
-        holder = snapshot.holders.get(current.request_id) if current else None
-        likely = likely_end(current, holder, workers.get(lease.worker_id), snapshot.estimates, now) if current else None
+        likely = None
+        if (current := live.get(lease.id)) is not None:
+            holder = snapshot.holders.get(current.request_id)
+            device = leased_device(current, workers.get(lease.worker_id))
+            likely = likely_end(current, holder, device, snapshot.estimates, now)
         bar = TimelineBar(
             task=task if is_readable else None,
             begin=lease.granted_at,
@@ -78,9 +80,9 @@ def timeline(
             state=lease.state,
             outcome=lease.outcome,
         )
-        for device in lease.device_ids:
-            if (lease.worker_id, device) in bars:
-                bars[lease.worker_id, device].append(bar)
+        for device_id in lease.device_ids:
+            if (lease.worker_id, device_id) in bars:
+                bars[lease.worker_id, device_id].append(bar)
     names = {
         (worker.id, device.id): f"{device.vendor}/{device.model}" for worker, _ in page for device in worker.devices
     }
