@@ -179,7 +179,7 @@ def test_axe_finds_nothing_in_our_views(airflow, run_id, page, theme):
     for address in (*addresses, worker, placement_of(airflow, run_id, "fit/mapped/3")):
         page.goto(address)
         page.wait_for_load_state("networkidle")
-        page.get_by_text(re.compile("free|device|wait|Back to|past", re.IGNORECASE)).first.wait_for()
+        page.locator(".hetero-airflow").filter(has_text=re.compile("free|device|Waits|Back to|past")).wait_for()
         results = Axe().run(page, context=".hetero-airflow")
         found |= {f"{address} {v['id']}": [n["html"][:200] for n in v["nodes"]] for v in results.response["violations"]}
     page.evaluate("localStorage.setItem('theme', 'light')")
