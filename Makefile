@@ -3,9 +3,10 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
+UI := ui
 RUN := $(VENV)/bin/python
 HOME_OF_TESTS := $(CURDIR)/.airflow/home
 
@@ -33,6 +34,16 @@ up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until 
 docs: $(VENV)/.installed  ## build the documentation into build/docs, and check its links
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo 'Open build/docs/index.html'
+
+# The built page is committed, so that users need no node. A test builds it again and compares.
+page: $(VENV)/.installed  ## build the page in Airflow's UI from its TypeScript; needs node 20 or newer
+	@mkdir -p $(UI)/build
+	@cd $(UI) && { [ node_modules -nt package-lock.json ] || { npm ci --no-audit --no-fund --loglevel=error && touch node_modules; }; }
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tools/page_schema.py $(UI)/build/openapi.json
+	@cd $(UI) && npm run --silent types > build/types.log && npm run --silent check && npm run --silent build
+
+screenshots: $(VENV)/.installed  ## write each view of the page into build/screenshots: light and dark, wide and narrow
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/web/screenshots.py build/screenshots
 
 # Lint is one process that computes. It runs beside the tests, which wait now and then.
 test: $(VENV)/.installed  ## lint and all tests at once: unit, system (a real Airflow), PostgreSQL
@@ -74,6 +85,12 @@ bench-turns: $(VENV)/.installed  ## measure how long a device is idle between tw
 
 bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with GPUs picked by hand, and under leases
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_pools.py
+
+bench-preload: $(VENV)/.installed  ## measure eight small torch tasks with and without preload, in turns
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_preload.py
+
+bench-page: $(VENV)/.installed  ## measure what the page's routes cost: 1,000 workers with 8 devices, 10,000 waiting
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tests/benchmarks/bench_page.py
 
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py

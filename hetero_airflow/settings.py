@@ -52,6 +52,13 @@ OPTIONS: tuple[Option, ...] = (
         "or an entry point.",
     ),
     Option(
+        "preload",
+        "",
+        "string",
+        "Modules that the processes of tasks have imported before they start, such as torch,lightning. Only for "
+        "engine = local. A module must not use CUDA or start threads when it is imported (docs/preload.md).",
+    ),
+    Option(
         "pool",
         "hetero_devices",
         "string",

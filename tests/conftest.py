@@ -51,6 +51,7 @@ GROUPS = {
     "control plane": ("tests/system/kubernetes/",),
     "type checker": ("tests/operators/test_types.py",),
     "package": ("tests/packaging/",),
+    "page": ("tests/web/test_page.py",),
 }
 """Group → the beginnings of its tests' node ids. The longest one counts.
 

@@ -47,4 +47,6 @@ def test_it_is_short_and_names_pages_that_are_there():
     pages = re.findall(r"`(docs/[^`]+|CONTRIBUTING\.md)`", README)
     assert len(pages) > 10
     assert [page for page in pages if not (ROOT / page).is_file()] == []
-    assert re.findall(r"\]\((?!https://)", README) == []
+    images = re.findall(r"!\[[^\]]+\]\((docs/images/[\w.]+)\)", README)
+    assert all((ROOT / image).is_file() for image in images)
+    assert len(re.findall(r"\]\((?!https://)", README)) == len(images)

@@ -19,10 +19,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hetero_airflow.cli.device_text import lease_lines
 from hetero_airflow.cli.output import cell, console, show, table
 from hetero_airflow.cli.workers.devices import device_report
 from hetero_airflow.discovery.discover import discover
+from hetero_airflow.executor.explanation.device_text import lease_lines
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.store import RequestHistory
 

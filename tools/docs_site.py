@@ -51,7 +51,8 @@ def with_links(readme: str) -> str:
     >>> with_links("`docs/deploy.md` shows it")
     '[deploy](deploy.md) shows it'
     """
-    return re.sub(r"`docs/((?:\w+/)?(\w+)\.md)`", lambda m: f"[{m[2].replace('_', ' ')}]({m[1]})", readme)
+    named = re.sub(r"`docs/((?:\w+/)?(\w+)\.md)`", lambda m: f"[{m[2].replace('_', ' ')}]({m[1]})", readme)
+    return named.replace("](docs/images/", "](images/")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
 from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand, lazy_load_command
 
 
@@ -9,10 +12,31 @@ def _flag(name: str, help: str) -> Arg:
     return Arg((name,), action="store_true", default=False, help=help)
 
 
+class _AmongOptions(Arg):
+    """A positional argument whose command takes options between its positional arguments too.
+
+    argparse alone decides at the first option which names were given, and refuses those that come after it.
+    """
+
+    def add_to_parser(self, parser: ArgumentParser) -> None:
+        """Add it, and let the parser read all options before all names."""
+        super().add_to_parser(parser)
+        plain = parser.parse_known_args
+
+        def parse(args: Sequence[str] | None = None, namespace: Namespace | None = None) -> tuple[Namespace, list[str]]:
+            setattr(parser, "parse_known_args", plain)  # noqa: B010  which the intermixed parsing calls
+            try:
+                return parser.parse_known_intermixed_args(args, namespace)
+            finally:
+                setattr(parser, "parse_known_args", parse)  # noqa: B010
+
+        setattr(parser, "parse_known_args", parse)  # noqa: B010  the one method that a group of commands calls
+
+
 _JSON = _flag("--json", "Print JSON for programs, not a table for people")
 _SITE = Arg(("--site",), metavar="SITE", help="Show only the workers of this site (label hetero/site)")
 _TASK = (
-    Arg(("dag_id",), help="The id of the DAG"),
+    _AmongOptions(("dag_id",), help="The id of the DAG"),  # type: ignore[no-untyped-call]  # as is Airflow's
     Arg(("run_id",), nargs="?", help="The id of the DAG run; default: the newest run"),
     Arg(("task_id",), help="The id of the task"),
 )
@@ -47,6 +71,11 @@ _PLAN = (
     Arg(("--at",), metavar="TIME", help="The start of the run, ISO 8601; default: now"),
     Arg(("--conf",), metavar="JSON", help="The run's conf, for templates in device requests"),
     Arg(("--snapshot",), metavar="FILE", help="A saved snapshot to use instead of the live one"),
+    Arg(
+        ("--cluster",),
+        metavar="FILE",
+        help="Simulated devices instead of the live ones: a file, or a text, such as v100=12,p100=3x4",
+    ),
     Arg(("--assume",), metavar="TIME", default="10m", help="The duration of a task whose duration is unknown"),
     Arg(("--deadline",), metavar="TIME", help="The longest duration of the run; default: the DAG's dagrun_timeout"),
     Arg(("--policy",), help="The policy; default: the configured one"),
@@ -105,11 +134,11 @@ def get_commands() -> list[CLICommand]:
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
-    >>> names[8:14]
-    ['queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
-    >>> names[14:19]
+    >>> names[8:15]
+    ['top', 'queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
+    >>> names[15:20]
     ['plan', 'simulate', 'render', 'snapshot', 'config']
-    >>> names[19:]
+    >>> names[20:]
     ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
@@ -134,6 +163,12 @@ def get_commands() -> list[CLICommand]:
                 _command(
                     workers, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET
                 ),
+                _command(
+                    workers,
+                    "top",
+                    "Show devices and the queue live, as htop does; q quits",
+                    _flag("--once", "Print one picture and end, as for a pipe"),
+                ),
                 _command(requests, "queue", "List the tasks that wait for devices, then those that hold some", _JSON),
                 _command(
                     requests,
@@ -141,6 +176,7 @@ def get_commands() -> list[CLICommand]:
                     "Explain why a task waits, or why it got its devices",
                     *_TASK,
                     _MAP_INDEX,
+                    _flag("--watch", "Show it again every two seconds, until q is pressed"),
                     _JSON,
                 ),
                 _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),

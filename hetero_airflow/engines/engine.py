@@ -259,21 +259,20 @@ class PromptEnds(Protocol):
 class Cluster(Protocol):
     """A cluster with a scheduler and a control plane of its own, whose workers have no agents."""
 
+    def watch(self) -> None:
+        """Start the threads, and wait some seconds for the first reading. All executors have forked by then."""
+
     def poll(self) -> WorkerChanges:
         """The changes to its workers, such as nodes. Never blocks."""
-        ...
 
     def follow(self, key: Any, lease: Lease) -> None:
         """From now on, report on a lease that a dead scheduler had handed over."""
-        ...
 
     def status(self, lease_id: str) -> LeaseStatus:
         """What the cluster reports about the work of a lease. Never blocks."""
-        ...
 
     def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
         """Messages, and the log of a running task so far. The API server calls it, without a `start`."""
-        ...
 
 
 class AirflowEngine(EngineLifecycle, PlainWorkloads, DeviceTasks, LeaseProcesses, Protocol):

@@ -19,16 +19,29 @@ from airflow.utils.net import get_hostname
 
 from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
+from hetero_airflow.engines.preload import parse_preload
+from hetero_airflow.engines.preloaded_executor import PreloadedLocalExecutor
 from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.settings import SECTION, default
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 NAME = "local"
+
+
+def preload_setting() -> tuple[str, ...]:
+    """The modules of ``[hetero] preload``; none where each task starts a Python of its own.
+
+    :raises SettingsError: the option can't be read
+    """
+    if conf.getboolean("core", "execute_tasks_new_python_interpreter", fallback=False):
+        return ()
+    return parse_preload(conf.get(SECTION, "preload", fallback=default("preload")))
 
 
 class ReportPipe:
@@ -66,7 +79,12 @@ class LocalEngine(WrappedExecutor):
     )
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
-        super().__init__(LocalExecutor(parallelism, team_name))
+        modules = preload_setting()
+        super().__init__(
+            PreloadedLocalExecutor(parallelism, team_name, modules)
+            if modules
+            else LocalExecutor(parallelism, team_name)
+        )
         self.prompt_ends = self._reports = ReportPipe(self.executor)
         self._host = get_hostname()
         self._task_timeout = timedelta(seconds=conf.getfloat("scheduler", "task_instance_heartbeat_timeout"))

@@ -13,6 +13,7 @@ from airflow.utils.net import get_hostname
 from hetero_airflow import engines, policies
 from hetero_airflow.discovery.spot.notices import check_notice_setting
 from hetero_airflow.discovery.used_devices import parse_processes
+from hetero_airflow.engines.preload import parse_preload
 from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.metrics.access import metrics_token
@@ -61,7 +62,7 @@ def read_configuration() -> Configuration:
 
 def option_errors() -> Iterator[SettingsError]:
     """An error for each option that can't be read, and for an engine that can't be loaded."""
-    for read in (configured_engine, metrics_token, *_readers().values()):
+    for read in (configured_engine, metrics_token, _preload, *_readers().values()):
         try:
             read()
         except SettingsError as error:
@@ -108,6 +109,10 @@ def _policy() -> str:
             remedy=f"{did_you_mean(policies.SUBSTITUTES.get(name, name), known)}Use one of {', '.join(known)}",
         )
     return name
+
+
+def _preload() -> tuple[str, ...]:
+    return parse_preload(_text("preload"))
 
 
 def _spot_notices() -> str:

@@ -107,11 +107,15 @@ class HeteroExecutor(BaseExecutor):
         self._starts_threads = True
 
     def _start_threads(self) -> None:
-        """Start the threads. The executors beside this one have forked their processes by now.
+        """Start the threads, once. The executors beside this one have forked their processes by now.
 
         A process that is forked while another thread imports a module may wait forever for the lock of that import.
         """
+        if not self._starts_threads:
+            return
         self._starts_threads = False
+        if self._engine.cluster is not None:
+            self._engine.cluster.watch()
         self._dispatcher.api.start()
         self._end_watch.start(self._engine.prompt_ends)
 
@@ -135,8 +139,7 @@ class HeteroExecutor(BaseExecutor):
 
         New tasks are placed before the engine reports ended ones, so that they do not wait for the report.
         """
-        if self._starts_threads:
-            self._start_threads()
+        self._start_threads()
         with self._round:
             self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
             self._store.invalidate()  # read the tables once in this heartbeat
@@ -200,6 +203,7 @@ class HeteroExecutor(BaseExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died. Returns those that can't be taken over."""
+        self._start_threads()  # a cluster is asked for the pods
         return self._adoption.adopt(tis)
 
     def fail_connection_test(self, key: Any) -> None:

@@ -4,6 +4,9 @@
 ``app.py``           the FastAPI app that the plugin mounts; the heartbeats of the API server itself
 ``agent_routes.py``  for agents, by their tokens: enrolment, inventory, heartbeat
 ``user_routes.py``   for users, by Airflow's login and permissions: workers, devices, queue
+``metrics_route.py`` for Prometheus, with a token of its own
+``page/``            for the page in Airflow's UI; the built bundle is in ``static/``
+``permissions.py``   what a user may see and change
 ``key_ring.py``      the enrolled keys in memory; verifies the tokens of requests
 ``write_batcher.py`` writes the messages of many agents in few transactions
 ``refusals.py``      the answers to refused requests; limits how often they are logged

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from http import HTTPStatus
 from typing import Annotated, Any
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import Engine
 
@@ -28,6 +25,7 @@ from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWo
 from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.web.permissions import readable_dags, require_access_to_jobs
 
 MAX_PAGE = 1000
 
@@ -147,7 +145,7 @@ class UserRoutes:
 
     def queue(self, user: GetUserDep, offset: Offset = 0, limit: Limit = 100) -> QueuePage:
         """The waiting requests in the order of the last cycle, with their reasons, and the live leases."""
-        readable: set[str] = get_auth_manager().get_authorized_dag_ids(user=user)
+        readable = readable_dags(user)
         with read_transaction(self._engine()) as connection:
             waiting = read_waiting_requests(connection, readable, offset, limit)
             leases = read_live_leases(connection, readable, offset, limit)
@@ -169,21 +167,6 @@ class UserRoutes:
             fitting=wanted.fitting,
             unservable=wanted.unservable,
         )
-
-
-def require_access_to_jobs(request: Request, user: GetUserDep) -> None:
-    """Refuse a user who may not see Airflow's jobs.
-
-    :raises HTTPException: the user may not, or has a role that Airflow's auth manager does not know
-    """
-    try:
-        requires_access_view(AccessView.JOBS)(request, user)
-    except LookupError as error:
-        detail = (
-            "hetero_airflow can't check the permission to see Airflow's jobs; found a role that the auth manager does "
-            f"not know: {error}. Give this user one of its roles."
-        )
-        raise HTTPException(HTTPStatus.FORBIDDEN, detail) from error
 
 
 def _worker_row(worker: Worker, snapshot: Snapshot, seen: datetime | None) -> WorkerRow:

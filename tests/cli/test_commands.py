@@ -15,10 +15,10 @@ import pytest
 from airflow.utils.net import get_hostname
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.live_snapshot import placed_requests
 from hetero_airflow.cli.requests.explain import history_json
 from hetero_airflow.cli.requests.queue import queue_entries, queue_json
 from hetero_airflow.cli.workers.workers import workers_json
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.model.arguments import arguments_schema
 from hetero_airflow.model.hold import Hold, HoldKind
@@ -171,6 +171,21 @@ def test_explain(installation, task, lines):
     assert [line for line in lines if line not in done.stdout] == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--map-index", "3", "dag", RUN, "waits"],
+        ["dag", "--map-index", "3", RUN, "waits"],
+        ["dag", RUN, "--map-index=3", "waits"],
+        ["dag", RUN, "waits", "--map-index", "3"],
+    ],
+)
+def test_explain_takes_its_options_anywhere(installation, arguments):
+    done = installation.run("hetero", "explain", *arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["pending"]["map_index"] == 3
+
+
 def test_explain_as_json(installation, store):
     done = installation.run("hetero", "explain", "dag", RUN, "waits", "--map-index", "3", "--json", FORCE_COLOR="1")
     document = json.loads(done.stdout)
@@ -180,6 +195,7 @@ def test_explain_as_json(installation, store):
         "beyond_s": None,
     }
     assert document.pop("what_if")["arguments"] == 'device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]'
+    assert document.pop("speeds") == []
     assert document == history_json(store.request_history("dag", RUN, "waits", 3))
 
 
@@ -223,6 +239,9 @@ def test_explain_of_a_task_without_a_request(installation, task, text):
     [
         (["explain", "dag"], "the following arguments are required: task_id"),
         (["explain", "dag", "run", "x", "--map-index", "three"], "invalid int value: 'three'"),
+        (["explain", "dag", "--csv", "run", "x"], "unrecognized arguments: --csv"),
+        (["explain", "dag", "--json", "run", "x", "y"], "unrecognized arguments: y"),
+        (["explain", "--json"], "the following arguments are required: dag_id"),
         (["queue", "--csv"], "unrecognized arguments: --csv"),
     ],
 )

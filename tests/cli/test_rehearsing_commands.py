@@ -74,6 +74,12 @@ def test_a_saved_snapshot_replaces_the_live_one(installation, unmigrated, dag_fi
     assert there["standing"] == 3
 
 
+def test_a_simulated_cluster_needs_no_scheduler_and_no_table(unmigrated, dag_file):
+    done = unmigrated.run("hetero", "plan", "--cluster", "a100=2", str(dag_file), "--assume", "1m")
+    assert (done.returncode, done.stderr) == (0, "a file may print\n")
+    assert "the simulated cluster 'a100=2'" in done.stdout
+
+
 def test_bad_input_is_an_error_that_says_so(unmigrated, tmp_path):
     path = tmp_path / "dag.py"
     path.write_text("import a_module_that_is_not_there\n")

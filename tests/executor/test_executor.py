@@ -9,7 +9,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
 import hetero_airflow.executor.executor as executor_module
-from hetero_airflow.engines.engine import Liveness, TerminationCause
+from hetero_airflow.engines.engine import Liveness, TerminationCause, WorkerChanges
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
@@ -372,10 +372,14 @@ def test_no_thread_runs_before_the_first_heartbeat_since_other_executors_fork_un
     readable, _writable = Pipe(duplex=False)
     bench.engine.start, bench.engine.terminate = lambda context: None, lambda: None
     bench.engine.prompt_ends = SimpleNamespace(readable=readable)
+    watches = []
+    bench.engine.cluster = SimpleNamespace(watch=lambda: watches.append("began"), poll=WorkerChanges)
     before = set(threading.enumerate())
     executor.start()
-    assert set(threading.enumerate()) == before
+    assert (set(threading.enumerate()), watches) == (before, [])
     executor.heartbeat()
+    executor.heartbeat()
+    assert watches == ["began"]
     started = {thread.name for thread in set(threading.enumerate()) - before}
     executor.terminate()
     assert {"execution-api-watch", "hetero-end-watch"} <= started

@@ -70,7 +70,11 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel):
     for name in PARTS:
         place = name if name == "hetero_airflow" else f"hetero_airflow/{name}"
         for path in (ROOT / name).rglob("*"):
-            if path.is_file() and path.suffix in (".py", ".ini", ".json", ".typed", ".yml") and not path.is_symlink():
+            if (
+                path.is_file()
+                and path.suffix in (".py", ".ini", ".js", ".json", ".svg", ".typed", ".yml")
+                and not path.is_symlink()
+            ):
                 expected.add(f"{place}/{path.relative_to(ROOT / name)}")
     with zipfile.ZipFile(wheel) as file:
         names = {name for name in file.namelist() if ".dist-info/" not in name}

@@ -13,6 +13,7 @@ from tests.system.scheduler_jobs import newest_scheduler
 HERE = Path(__file__).parent
 collect_ignore = [
     "fleet_dags",
+    "preload_dags",
     "speed_dags",
     "dags/hostile_dags.py",
 ]  # they import each other, as Airflow's folder of DAGs allows

@@ -30,6 +30,13 @@ pytestmark = pytest.mark.system
 METRICS = "/metrics"
 METRICS_TOKEN = secrets.token_hex(16)
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
+FILES = frozenset({"/page/hetero.js", "/page/devices.svg"})
+"""For every user who is logged in: they are the same in every installation."""
+DRAINS = frozenset({"/page/drain", "/page/undrain"})
+TASKS = frozenset({"/page/placement/{dag_id}", "/page/forecast/{dag_id}"})
+FLEET = frozenset(f"/page/{view}" for view in ("map", "devices", "queue", "timeline", "worker", "openapi.json"))
+QUERIES = {"/page/worker": {"id": "worker-a"}, **{path: {"run_id": "run", "task_id": "task"} for path in TASKS}}
+"""What a route needs to be asked."""
 TEAMS = ("red", "blue")
 USERS = f"{USER}:admin,nobody:,outsider:none,reader:viewer:red"
 """Airflow's SimpleAuthManager takes ``name:role:team``; a user without a role may only log in. It has no role none."""
@@ -102,11 +109,15 @@ def speaker(airflow: LocalAirflow, engine: Engine) -> Iterator[Speaker]:
 
 def ask(airflow: LocalAirflow, method: str, path: str, token: str | None = None, **kwargs) -> httpx.Response:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return httpx.request(method, f"{airflow.url}{PREFIX}{path}", headers=headers, timeout=30, **kwargs)
+    kwargs = {"params": QUERIES.get(path)} | kwargs
+    url = f"{airflow.url}{PREFIX}{path}".replace("{dag_id}", "dag-red")
+    return httpx.request(method, url, headers=headers, timeout=30, **kwargs)
 
 
 def test_the_app_has_the_routes_that_are_walked():
-    assert {path for _, path in routes()} == {*AGENTS, METRICS, "/workers", "/devices", "/queue", "/wanted-workers"}
+    assert {path for _, path in routes()} == {
+        *AGENTS, *FILES, *DRAINS, *TASKS, *FLEET, METRICS, "/workers", "/devices", "/queue", "/wanted-workers",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
@@ -126,13 +137,38 @@ def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
         assert client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}").status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in {*AGENTS, METRICS}])
-def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method, path):
+@pytest.mark.parametrize(
+    ("method", "path"), [route for route in routes() if route[1] not in {*AGENTS, *FILES, *DRAINS, METRICS}]
+)
+def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, speaker, method, path):
+    speaker.report()
     for name in ("nobody", "outsider"):
         assert ask(airflow, method, path, tokens[name]).status_code == 403
         with httpx.Client(cookies={"_token": tokens[name]}, timeout=30) as client:
-            assert client.request(method, f"{airflow.url}{PREFIX}{path}").status_code == 403
-    assert ask(airflow, method, path, tokens["reader"]).status_code == 200, "who may see them is to read it"
+            url = f"{airflow.url}{PREFIX}{path}".replace("{dag_id}", "dag-red")
+            assert client.request(method, url, params=QUERIES.get(path)).status_code == 403
+    answer = ask(airflow, method, path, tokens["reader"])
+    assert answer.status_code == 200, f"who may see them is to read it: {answer.text}"
+
+
+@pytest.mark.parametrize("path", sorted(DRAINS))
+def test_whoever_may_not_edit_pools_drains_nothing(airflow, tokens, engine, path):
+    for name in ("nobody", "outsider", "reader"):
+        assert ask(airflow, "POST", path, tokens[name], json={"target": "worker-q"}).status_code == 403
+    assert SqlStore(engine).snapshot().holds == ()
+
+
+@pytest.mark.parametrize("path", sorted(TASKS))
+def test_nobody_reads_about_tasks_of_another_teams_dag(airflow, tokens, path):
+    foreign = path.replace("{dag_id}", "dag-blue")
+    assert ask(airflow, "GET", foreign, tokens["reader"], params=QUERIES[path]).status_code == 403
+    assert ask(airflow, "GET", foreign, tokens[USER], params=QUERIES[path]).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(FILES))
+def test_the_built_page_is_for_users_who_are_logged_in(airflow, tokens, path):
+    answer = ask(airflow, "GET", path, tokens["reader"])
+    assert (answer.status_code, "immutable" in answer.headers["Cache-Control"]) == (200, True)
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in AGENTS])

@@ -41,7 +41,7 @@ def test_what_would_help_follows_the_queue(engine, store):
 
 def test_a_reason_names_tasks_of_readable_dags_only_and_no_ids(monkeypatch, engine, store):
     readable = SimpleNamespace(get_authorized_dag_ids=lambda user: {"dag"})
-    monkeypatch.setattr("hetero_airflow.web.user_routes.get_auth_manager", lambda: readable)
+    monkeypatch.setattr("hetero_airflow.web.permissions.get_auth_manager", lambda: readable)
     mine, hidden, waits = (f"01a1fa1b-42d5-78df-9288-5b4d2de1f4f{n}" for n in range(3))
     requests = [a_pending(mine, task_id="fit"), a_pending(hidden, dag_id="secret"), a_pending(waits, task_id="waits")]
     store.record([WorkerSeen(a_worker()), *map(RequestSubmitted, requests)], EPOCH)

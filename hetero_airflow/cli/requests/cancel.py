@@ -17,9 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from hetero_airflow.cli.action import action, open_store
-from hetero_airflow.cli.device_text import task_name
 from hetero_airflow.cli.requests.named_tasks import Outcome, named_requests, record_command, show_outcomes
 from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.executor.explanation.device_text import task_name
 from hetero_airflow.model.snapshot import PendingRequest
 
 log = logging.getLogger(__name__)

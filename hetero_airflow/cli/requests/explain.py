@@ -3,48 +3,74 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
-from airflow.models.dagrun import DagRun
-from airflow.models.taskinstance import TaskInstance
-from airflow.utils.session import create_session
 from pydantic import TypeAdapter
 from rich.console import RenderableType
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.cli.action import action, database, open_store
-from hetero_airflow.cli.device_text import count, lease_lines, request_lines, task_name, try_text
-from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
+from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
-from hetero_airflow.cli.requests.forecast import Forecast, change_lines, forecast_json, forecast_start, start_lines
+from hetero_airflow.cli.requests.forecast import change_lines, forecast_json, start_lines
+from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
 from hetero_airflow.cli.requests.speed_lines import ClassSpeed, class_speeds, speed_lines, speeds_json
-from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.cli.watch import watch
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
+from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.matching.explanation import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
-from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.learning.learner import device_classes
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.store import RequestHistory
 
-MAX_NAMES = 5
 _HISTORY: TypeAdapter[RequestHistory] = TypeAdapter(RequestHistory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """What is known of one request."""
+
+    history: RequestHistory
+    snapshot: Snapshot
+    forecast: Forecast | None
+    speeds: tuple[ClassSpeed, ...]
+    now: datetime
 
 
 @action
 def explain(args: Namespace) -> None:
-    """Print the history of one request, and the forecast of its start."""
-    now = datetime.now(UTC)
+    """Print the history of one request, and the forecast of its start; again and again, if asked."""
     names = (args.dag_id, args.run_id or latest_run(args.dag_id), args.task_id, args.map_index)
-    store = open_store()
+    if args.watch and args.json:
+        raise SettingsError("--watch", found="--json beside it", remedy="Give one of them")
+    if args.watch and sys.stdout.isatty():
+        watch(lambda _height: _report(_read(names)))
+        return
+    explained = _read(names)
+    if args.json:
+        parts = history_json(explained.history), forecast_json(explained.forecast), speeds_json(explained.speeds)
+        show_json({name: value for part in parts for name, value in part.items()})
+    else:
+        show(*_report(explained))
+
+
+def _read(names: tuple[str, str, str, int]) -> _Explained:
+    """What is known now.
+
+    :raises HeteroError: the task instance has no request
+    """
+    now, store = datetime.now(UTC), open_store()
     history = store.request_history(*names)
     if history is None:
         raise missing_request_error(*names)
@@ -53,25 +79,13 @@ def explain(args: Namespace) -> None:
     forecast = forecast_start(history, snapshot, decide, now, period_s)
     classes = device_classes(snapshot.workers)
     speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)
-    if args.json:
-        show_json(history_json(history) | forecast_json(forecast) | speeds_json(speeds))
-    else:
-        named = with_task_names(history, lambda ids: placed_requests(database(), ids).values())
-        show(*explain_report(named, {worker.id: worker for worker in snapshot.workers}, now, forecast, speeds))
+    return _Explained(history, snapshot, forecast, speeds, now)
 
 
-def latest_run(dag_id: str) -> str:
-    """The id of the newest run of a DAG; an empty text if it has none.
-
-    :raises StoreUnavailable: Airflow's tables can't be read
-    """
-    try:
-        with create_session(scoped=False) as session:
-            newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
-            return session.scalar(newest) or ""
-    except SQLAlchemyError as error:
-        asked = f"the newest run of {dag_id}"
-        raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
+def _report(explained: _Explained) -> Iterator[RenderableType]:
+    named = with_task_names(explained.history, lambda ids: placed_requests(database(), ids).values())
+    workers = {worker.id: worker for worker in explained.snapshot.workers}
+    return explain_report(named, workers, explained.now, explained.forecast, explained.speeds)
 
 
 def with_task_names(
@@ -215,69 +229,3 @@ def _reason_text(reason: Mapping[str, str] | None, now: datetime) -> str:
     ends = reason.get("until")
     limit = f"; after {age(now, datetime.fromisoformat(ends))} it takes any free devices" if ends else ""
     return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}{limit}"
-
-
-def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int) -> HeteroError:
-    """The error for a task instance that has no request in the store.
-
-    :raises StoreUnavailable: Airflow's tables can't be read
-    """
-    instance = f"[{map_index}]" if map_index >= 0 else ""
-    asked = f"the device request of {dag_id}.{task_id}{instance}" + (f" in run {run_id}" if run_id else "")
-    try:
-        found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
-    except SQLAlchemyError as error:
-        raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
-    return HeteroError(asked, found=found, remedy=remedy)
-
-
-def _read_cause(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[str, str]:
-    with create_session(scoped=False) as session:
-        of_dag = select(DagRun.run_id).where(DagRun.dag_id == dag_id)
-        runs = list(session.scalars(of_dag.order_by(DagRun.id.desc()).limit(MAX_NAMES + 1)))
-        has_run = session.scalar(of_dag.where(DagRun.run_id == run_id)) is not None
-        of_run = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
-            TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
-        )
-        rows = session.execute(of_run.order_by(TaskInstance.task_id, TaskInstance.map_index)).all()
-    states = {row.map_index: row.state for row in rows if row.task_id == task_id}
-    tasks = list(dict.fromkeys(row.task_id for row in rows))
-    return missing_request_cause(dag_id, runs, has_run, tasks, states, map_index)
-
-
-def missing_request_cause(
-    dag_id: str,
-    runs: Sequence[str],
-    has_run: bool,
-    tasks: Sequence[str],
-    states: Mapping[int, str | None],
-    map_index: int,
-) -> tuple[str, str]:
-    """What was found, and what to do. Pure.
-
-    :param runs: the newest runs of the DAG
-    :param has_run: whether the requested run exists; it can be older than those
-    :param tasks: the tasks of that run
-    :param states: map index → state of the task's instances in that run
-    """
-    if not runs:
-        return f"no run of a DAG {dag_id}", "`airflow dags list` shows the DAGs"
-    if not has_run:
-        return "no such run", f"Its newest runs are {_some(runs)}"
-    if not states:
-        return "no such task in the run", f"Its tasks are {_some(tasks)}"
-    if map_index not in states:
-        if list(states) == [-1]:
-            return "a task that is not mapped", "Leave --map-index out"
-        return "no such instance of a mapped task", f"Give --map-index {_some(map(str, states), ' or ')}"
-    if states[map_index] in (None, "scheduled"):
-        return "a task that is not queued yet", "Try again when it is queued: it requests its devices then"
-    return (
-        f"no request; the task instance is {states[map_index]}",
-        "It requests no device, it does not run with HeteroExecutor, or its history was pruned",
-    )
-
-
-def _some(names: Iterable[str], separator: str = ", ") -> str:
-    first = list(islice(names, MAX_NAMES + 1))
-    return separator.join([*first[:MAX_NAMES], *(["…"] if len(first) > MAX_NAMES else [])])

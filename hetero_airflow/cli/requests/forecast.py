@@ -1,55 +1,20 @@
-"""What ``airflow hetero explain`` forecasts: the start of a task, and a change that would start it now. Pure."""
+"""The forecast for a request as text and as JSON. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from hetero_airflow.cli.output import age, moment
-from hetero_airflow.cli.requests.request_text import request_text
+from hetero_airflow.executor.explanation.forecast import Forecast
+from hetero_airflow.executor.explanation.request_text import request_text
 from hetero_airflow.model.estimates import TaskName
-from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.scheduling.advice.start_estimate import Decide, StartEstimate, estimate_start
-from hetero_airflow.scheduling.advice.what_if import CheapestChange, cheapest_change
-from hetero_airflow.store.store import RequestHistory
+from hetero_airflow.scheduling.advice.start_estimate import StartEstimate
+from hetero_airflow.scheduling.advice.what_if import CheapestChange
 
 _MAX_NAMES = 3
 """How many tasks of unknown duration are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The forecast for one request."""
-
-    start: StartEstimate | None
-    """None for a request that was refused."""
-    change: CheapestChange | None
-    """A change that would start it now. None if no single change does, or if it starts now without a change."""
-
-    @property
-    def starts_now(self) -> bool:
-        """Whether the scheduler's next cycle starts it."""
-        return self.start is not None and self.start.start_s is not None and self.start.start_s.high <= 0
-
-
-def forecast_start(
-    history: RequestHistory, snapshot: Snapshot, decide: Decide, now: datetime, period_s: float | None
-) -> Forecast | None:
-    """The forecast for a request that waits or was refused; None for any other, and for a paused one."""
-    pending, newest = history.pending, history.decisions[0] if history.decisions else None
-    if pending.is_paused:
-        return None
-    if any(request.id == pending.id for request in snapshot.pending):
-        forecast = Forecast(estimate_start(snapshot, pending.id, decide, now, period_s), None)
-    elif history.state == "ended" and newest is not None and newest["outcome"] == "refuse":
-        forecast = Forecast(None, None)
-    else:
-        return None
-    if forecast.starts_now:
-        return forecast
-    return replace(forecast, change=cheapest_change(snapshot, pending, decide, now))
 
 
 def start_lines(estimate: StartEstimate, now: datetime) -> Iterator[str]:

@@ -17,10 +17,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.cli.action import open_store
-from hetero_airflow.cli.device_text import task_name
 from hetero_airflow.cli.output import cell, show
-from hetero_airflow.cli.requests.explain import latest_run, missing_request_error
+from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
 from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.executor.explanation.device_text import task_name
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.store.queue_changes import QueueChange
 

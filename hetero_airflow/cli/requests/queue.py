@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from hetero_airflow.cli.action import action, database
-from hetero_airflow.cli.device_text import lease_lines, request_lines, task_name, try_text
-from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
+from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
 from hetero_airflow.cli.output import age, cell, show, show_json, table
+from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines, task_name, try_text
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot

@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from sqlalchemy import URL
 
 from hetero_airflow.checkpoints.opening import check_url
-from hetero_airflow.cli.device_text import count
 from hetero_airflow.cli.output import cell
 from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
 from hetero_airflow.errors import SettingsError, as_sentence
+from hetero_airflow.executor.explanation.device_text import count
 from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState

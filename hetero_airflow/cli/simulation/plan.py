@@ -24,6 +24,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.estimates import Interval
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
+from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.planned_tasks import PlannedTask
 from hetero_airflow.simulator.rehearsal import NEVER_S, Rehearsal, RehearsedTask, rehearse
 from hetero_airflow.store.snapshot_file import read_snapshot
@@ -78,22 +79,21 @@ def read_plan_arguments(
 ) -> PlanArguments:
     """Read the arguments, the DAG file and the snapshot.
 
-    With a saved snapshot, a database is optional; without one, the durations of plain tasks are unknown.
+    With a saved snapshot or a simulated cluster, a database is optional; without one, the durations of plain tasks are
+    unknown.
 
     :param policy: the configured policy, used if the arguments name none
     :raises HeteroError: an argument that can't be read, or a DAG file without the requested DAG
     """
     dag = read_dag(Path(args.dag_file), args.dag_id)
-    if args.snapshot is None:
-        snapshot, taken_at, source = live(), now, "the workers as they are now"
+    saved = _read_saved(args.snapshot, args.cluster, now)
+    snapshot, taken_at, source = saved or (live(), now, "the workers as they are now")
+    try:
         durations = plain_durations(database(), dag.dag_id)
-    else:
-        snapshot, taken_at = read_snapshot(_read_file(args.snapshot))
-        source = f"the snapshot of {taken_at:%Y-%m-%d %H:%M} UTC"
-        try:
-            durations = plain_durations(database(), dag.dag_id)
-        except StoreError:
-            durations = {}
+    except StoreError:
+        if saved is None:
+            raise
+        durations = {}
     at = taken_at if args.at is None else _read_time(args.at)
     limit_s = None if dag.dagrun_timeout is None else dag.dagrun_timeout.total_seconds()
     return PlanArguments(
@@ -107,6 +107,35 @@ def read_plan_arguments(
         limit_s if args.deadline is None else parse_duration_s(args.deadline, "--deadline"),
         args.policy or policy,
     )
+
+
+def _read_saved(snapshot: str | None, cluster: str | None, now: datetime) -> tuple[Snapshot, datetime, str] | None:
+    """The snapshot that the arguments name, its time and its origin; None if the live one is asked for."""
+    if snapshot is not None and cluster is not None:
+        raise SettingsError(
+            f"--cluster {shorten(cluster)}", found="--snapshot beside it", remedy="Give one of them: each has workers"
+        )
+    if cluster is not None:
+        return Snapshot(0, parse_cluster(_cluster_text(cluster))), now, f"the simulated cluster {shorten(cluster)}"
+    if snapshot is not None:
+        saved, taken_at = read_snapshot(_read_file(snapshot))
+        return saved, taken_at, f"the snapshot of {taken_at:%Y-%m-%d %H:%M} UTC"
+    return None
+
+
+def _cluster_text(cluster: str) -> str:
+    """The text that describes the cluster: the argument, or the lines of the file that it names."""
+    if "=" in cluster and not Path(cluster).is_file():
+        return cluster
+    try:
+        lines = Path(cluster).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"--cluster {shorten(cluster)}",
+            found=type(error).__name__,
+            remedy="Name a file with lines such as v100=12 and p100=3x4, or write --cluster v100=12,p100=3x4",
+        ) from error
+    return ",".join(line.split("#")[0] for line in lines)
 
 
 def _read_file(name: str) -> str:

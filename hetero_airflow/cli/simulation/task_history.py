@@ -11,8 +11,8 @@ from typing import Any
 from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import Engine, select
 
-from hetero_airflow.cli.live_snapshot import placed_requests
 from hetero_airflow.errors import TraceError
+from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.request import DeviceRequest

@@ -9,11 +9,11 @@ from rich.console import RenderableType
 from sqlalchemy import Engine
 
 from hetero_airflow.cli.action import action, database
-from hetero_airflow.cli.device_text import count, pairs_text
 from hetero_airflow.cli.output import cell, show, show_json, table
 from hetero_airflow.discovery.discover import discover
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.explanation.device_text import count, pairs_text
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.worker import Inventory

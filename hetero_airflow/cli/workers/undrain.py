@@ -10,11 +10,9 @@ from rich.console import RenderableType
 
 from hetero_airflow.cli.action import action, open_store
 from hetero_airflow.cli.output import cell, show
-from hetero_airflow.cli.workers.drain import Target, find_target
-from hetero_airflow.model.devices.health import NO_ERRORS
-from hetero_airflow.model.hold import Hold, HoldKind, holds_on
+from hetero_airflow.executor.explanation.drains import Target, find_target, undrain_events
+from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.store.store import HealthNoted, HoldLifted, StoreEvent
 
 
 @action
@@ -25,23 +23,6 @@ def undrain(args: Namespace) -> None:
     target = find_target(args.target, before)
     store.record(undrain_events(target, before), datetime.now(UTC))
     show(*undrain_report(target, before, store.snapshot()))
-
-
-def undrain_events(target: Target, snapshot: Snapshot) -> list[StoreEvent]:
-    """The events that lift the holds of the target.
-
-    For a device these are all its holds, also a quarantine, since a person says that the device is well. For a worker
-    these are its own holds, and the drains of its devices.
-    """
-    events: list[StoreEvent] = []
-    for hold in snapshot.holds_of(target.worker_id):
-        is_exact = hold.device_id == target.device_id
-        if not is_exact and (target.device_id or hold.kind is not HoldKind.DRAINED):
-            continue
-        events.append(HoldLifted(hold.worker_id, hold.device_id, hold.kind))
-        if hold.kind is HoldKind.QUARANTINED:
-            events.append(HealthNoted(hold.worker_id, hold.device_id, NO_ERRORS))
-    return events
 
 
 def undrain_report(target: Target, before: Snapshot, after: Snapshot) -> Iterator[RenderableType]:

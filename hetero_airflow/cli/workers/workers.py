@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from hetero_airflow.cli.action import action, open_store
-from hetero_airflow.cli.device_text import count, pairs_text
 from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.explanation.device_text import count, pairs_text
 from hetero_airflow.model.device import UNCOVERED_KEY, Device, Telemetry
 from hetero_airflow.model.devices.identity import contested_devices, contested_text
 from hetero_airflow.model.heartbeat import WorkerHeartbeat

@@ -169,26 +169,42 @@ class AwsNotices:
 
 
 class GcpNotices:
-    """Preemption of Compute Engine's Spot VMs.
+    """Preemption of Compute Engine's Spot VMs, and maintenance that stops a machine. A live migration is no notice.
 
-    "Detect if a VM was preempted" in Google's "Create and use Spot VMs"; ``TRUE`` once the preemption has begun::
+    "Detect if a VM was preempted" in Google's "Create and use Spot VMs", and its "Query live migration notices"::
 
-        GET /computeMetadata/v1/instance/preempted    (Metadata-Flavor: Google)    FALSE
+        GET /computeMetadata/v1/instance/preempted            (Metadata-Flavor: Google)    FALSE
+        GET /computeMetadata/v1/instance/maintenance-event    (Metadata-Flavor: Google)    NONE
     """
 
-    _PATH = "/computeMetadata/v1/instance/preempted"
+    _VALUES: ClassVar = {
+        "preempted": {"FALSE": "", "TRUE": "Google Cloud preempts this spot machine, which ends within 30 s"},
+        "maintenance-event": {
+            "NONE": "",
+            "MIGRATE_ON_HOST_MAINTENANCE": "",
+            "TERMINATE_ON_HOST_MAINTENANCE": "Google Cloud stops this machine for maintenance of its host",
+        },
+    }
+    """The notice for each answer; empty: the answer is no notice."""
 
     def __init__(self, url: str = METADATA_URL) -> None:
         self._server = _MetadataServer("Google Cloud", url)
 
     def read(self) -> str:
-        """See `NoticeSource`."""
-        status, body = self._server.get(self._PATH, {"Metadata-Flavor": "Google"})
-        if status == httpx.codes.NOT_FOUND or (status == httpx.codes.OK and body == "FALSE"):
-            return ""
-        if status == httpx.codes.OK and body == "TRUE":
-            return "Google Cloud preempts this spot machine, which ends within 30 s"
-        raise self._server.unreadable(self._PATH, f"HTTP {status}: {shorten(body)}")
+        """See `NoticeSource`. An answer that can't be read hides no notice at the other path."""
+        problem: NoticeUnreadable | None = None
+        for name, notices in self._VALUES.items():
+            path = f"/computeMetadata/v1/instance/{name}"
+            status, body = self._server.get(path, {"Metadata-Flavor": "Google"})
+            if status == httpx.codes.NOT_FOUND:
+                continue
+            if status != httpx.codes.OK or body not in notices:
+                problem = problem or self._server.unreadable(path, f"HTTP {status}: {shorten(body)}")
+            elif notice := notices[body]:
+                return notice
+        if problem is not None:
+            raise problem
+        return ""
 
 
 class AzureNotices:

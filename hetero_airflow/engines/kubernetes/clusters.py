@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,11 @@ from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
+
+FIRST_READ_TIMEOUT_S = 5.0
+"""The scheduler's loop waits this long for the first reading of the clusters, then goes on without it."""
+
+log = logging.getLogger(__name__)
 
 
 class Clusters:
@@ -30,6 +36,16 @@ class Clusters:
         :param workers: worker id → worker, as in the last snapshot
         """
         self.adapters, self._workers = adapters, workers
+
+    def watch(self) -> None:
+        """Start the threads of all clusters, and wait some seconds for their first readings."""
+        end = time.monotonic() + FIRST_READ_TIMEOUT_S
+        for adapter in self.adapters:
+            adapter.start()
+        for adapter in self.adapters:
+            in_time = adapter.view.wait(max(0.0, end - time.monotonic()))
+            if not in_time and adapter.view.problem is not None:
+                log.warning("A cluster was not read within %g s: %s.", FIRST_READ_TIMEOUT_S, adapter.view.problem)
 
     def adapter_at(self, worker_id: str) -> ClusterAdapter | None:
         """The cluster of a node; None if no configured cluster has it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,9 +29,6 @@ from hetero_airflow.errors import shorten
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
-FIRST_READ_TIMEOUT_S = 15.0
-"""The scheduler waits this long for the first reading of the clusters, then goes on without it."""
-
 _KILL_GRACE_S = 1
 """At once, but the node confirms it. With 0 the API forgets a pod whose processes may still run."""
 
@@ -52,7 +48,7 @@ class KubernetesEngine:
         self._outages: dict[str, str] = {}
 
     def start(self, context: EngineContext) -> None:
-        """Start one KubernetesExecutor for each cluster, and read the clusters.
+        """Start one KubernetesExecutor for each cluster. The clusters are read when their `watch` is called.
 
         :raises SettingsError: an option can't be read
         """
@@ -61,18 +57,10 @@ class KubernetesEngine:
         token_s = conf.getfloat("scheduler", "task_queued_timeout")
         executors = [self._make_executor(address) for address in addresses or [ClusterAddress()]]
         self.executor = executors[0]
-        for executor in executors:  # all forks come before all threads
+        for executor in executors:
             context.apply_to(executor)
             executor.start()
-        adapters = [self._adapter_for(executor, token_s) for executor in executors]
-        self.cluster.open(adapters, context.workers)
-        end = time.monotonic() + FIRST_READ_TIMEOUT_S
-        for adapter in adapters:
-            adapter.start()
-        for adapter in adapters:
-            in_time = adapter.view.wait(max(0.0, end - time.monotonic()))
-            if not in_time and adapter.view.problem is not None:
-                log.warning("A cluster was not read within %g s: %s.", FIRST_READ_TIMEOUT_S, adapter.view.problem)
+        self.cluster.open([self._adapter_for(executor, token_s) for executor in executors], context.workers)
 
     def accept(self, workload: Any, session: Session) -> None:
         """Take a workload that asks for no device, as KubernetesExecutor alone would."""

@@ -1,4 +1,4 @@
-"""The files of a state: ``state.json`` with its tree, and a safetensors file with its arrays."""
+"""The files of a state: ``state.json`` with its tree, a safetensors file with its arrays, one for each table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hetero_airflow.runtime.state.tree import StagedState, restore_tree
 
 TREE = "state.json"
 TENSORS = "tensors-00000-of-00001.safetensors"
+_VALUE_FILE = re.compile(r"value-\d{5,}\.(arrow|skops)")
 
 
 def write_state(staged: StagedState, folder: Path) -> list[Path]:
@@ -24,11 +26,14 @@ def write_state(staged: StagedState, folder: Path) -> list[Path]:
     """
     tree = folder / TREE
     tree.write_bytes(staged.text())
-    if not staged.arrays:
-        return [tree]
-    tensors = folder / TENSORS
-    _write_arrays(staged.arrays, tensors)
-    return [tree, tensors]
+    written = [tree]
+    for name, content in staged.files.items():
+        (folder / name).write_bytes(content)
+        written.append(folder / name)
+    if staged.arrays:
+        _write_arrays(staged.arrays, folder / TENSORS)
+        written.append(folder / TENSORS)
+    return written
 
 
 def read_state(folder: Path) -> Any:
@@ -44,7 +49,18 @@ def read_state(folder: Path) -> Any:
             remedy="Load a sharded state with checkpoint.load_distributed()",
         )
     with _Arrays(tensors) as arrays:
-        return restore_tree(tree.read_bytes(), arrays.get)
+        return restore_tree(tree.read_bytes(), arrays.get, partial(_read_value_file, folder))
+
+
+def _read_value_file(folder: Path, name: str) -> bytes:
+    if not _VALUE_FILE.fullmatch(name):
+        raise ValueError(f"no name of a value's file: {shorten(name)}")
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise InvalidCheckpoint(
+            f"to load {name}", found=type(error).__name__, remedy="Use the previous checkpoint"
+        ) from error
 
 
 class _Arrays:

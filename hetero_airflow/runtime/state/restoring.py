@@ -56,8 +56,8 @@ class Rng:
 def restore(state: Any, saved: Any, where: str = "state") -> None:
     """Restore an object, or each part of a dict, from its saved state.
 
-    Lists, dicts, arrays and tensors are filled in place if the saved value fits, so the task's own variables stay
-    valid.
+    Lists, dicts, arrays, tensors, pandas' tables and estimators are filled in place if the saved value fits, so the
+    task's own variables stay valid.
 
     :raises InvalidCheckpoint: the checkpoint has no such name
     """
@@ -89,7 +89,22 @@ def _filled(current: Any, saved: Any) -> Any:
     if isinstance(current, list) and isinstance(saved, list):
         current[:] = saved
         return current
-    return current if _copy_array(current, saved) else saved
+    return current if _copy_array(current, saved) or _refill(current, saved) else saved
+
+
+def _refill(current: Any, saved: Any) -> bool:
+    """Give an estimator or a table of pandas the content of another of its type; False for other types."""
+    if type(current) is not type(saved):
+        return False
+    pandas, sklearn = sys.modules.get("pandas"), sys.modules.get("sklearn.base")
+    if sklearn is not None and isinstance(current, sklearn.BaseEstimator):
+        vars(current).clear()
+        vars(current).update(vars(saved))
+        return True
+    if pandas is not None and type(current) in (pandas.DataFrame, pandas.Series):
+        type(current).__init__(current, saved)  # pandas has no other way to replace the rows and columns in place
+        return True
+    return False
 
 
 def _copy_array(current: Any, saved: Any) -> bool:

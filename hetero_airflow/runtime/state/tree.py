@@ -1,7 +1,8 @@
 """A task's state without pickle: a JSON tree, and the arrays that the tree names.
 
 A value that JSON can't represent becomes an object with the key ``$``: tensors, arrays and bytes (by the name of their
-array), tuples, mappings with keys that are not strings, floats that are not finite, integers beyond 64 bits.
+array), tables and estimators (by the name of their file), tuples, mappings with keys that are not strings, floats that
+are not finite, integers beyond 64 bits.
 
 Pickle was rejected because loading it can run code. Values that only pickle can represent (objects, functions, sets)
 are refused at the save, with their place in the tree, and not discovered at the load.
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.errors import InvalidCheckpoint, shorten
+from hetero_airflow.runtime.state.formats import ValueFile, from_file, to_file
+from hetero_airflow.runtime.state.host_copies import host_copy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +45,8 @@ class StagedState:
     """JSON."""
     arrays: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
     """The arrays by their place in the state, such as ``state['model']['0.weight']``; in host memory, contiguous."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """The content of the tables and estimators, by the name of their file."""
     _spare: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
     """Arrays of a published state, to reuse their memory: new memory costs ten times as much as the copy."""
     _seen: dict[tuple[Any, ...], tuple[str, torch.Tensor]] = field(default_factory=dict)
@@ -74,18 +79,19 @@ def stage(state: object, over: StagedState | None = None, where: str = "state") 
     return staged
 
 
-def restore_tree(text: bytes, array: Callable[[str, str], Any]) -> Any:
+def restore_tree(text: bytes, array: Callable[[str, str], Any], read_file: Callable[[str], bytes]) -> Any:
     """The state from the text that `stage` made.
 
     :param array: gives an array by its name and kind (``torch`` or ``numpy``)
+    :param read_file: gives the content of a table's or an estimator's file by its name
 
-    >>> restore_tree(stage({7: [1.5, float("-inf"), (None, True)]}).text(), array=lambda name, kind: None)
+    >>> restore_tree(stage({7: [1.5, float("-inf"), (None, True)]}).text(), lambda name, kind: None, lambda name: b"")
     {7: [1.5, -inf, (None, True)]}
 
     :raises InvalidCheckpoint: the text is not such a tree
     """
     try:
-        return _Decoder(array).decode(json.loads(text))
+        return _Decoder(array, read_file).decode(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidCheckpoint):
             raise
@@ -150,12 +156,22 @@ def _encode_foreign(value: Any, where: str, staged: StagedState, depth: int) -> 
         return _encode_array(value, where, staged)
     if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
         return _encode(value.state_dict(), where, staged, depth + 1)
+    file = to_file(value, where)
+    if file is not None:
+        return _encode_file(file, getattr(value, "name", None), where, staged)
     raise _refused(
         where,
         found=f"an object of the type {_name(value)}",
         remedy="Save its content as numbers, strings, lists, dicts, tensors or arrays, or give it state_dict() and "
         "load_state_dict(); pickle is not used",
     )
+
+
+def _encode_file(file: ValueFile, series: Any, where: str, staged: StagedState) -> Any:
+    name = f"value-{len(staged.files):05d}.{file.suffix}"
+    staged.files[name] = file.content
+    encoded = {TAG: file.kind, "file": name}
+    return encoded | {"name": _encode(series, f"{where}.name", staged, 0)} if file.kind == "series" else encoded
 
 
 def _encode_tensor(value: torch.Tensor, where: str, staged: StagedState) -> Any:
@@ -179,7 +195,7 @@ def _encode_tensor(value: torch.Tensor, where: str, staged: StagedState) -> Any:
         plain, tag = torch.view_as_real(plain.resolve_conj()), {TAG: "torch", "complex": True}
     same = (plain.device, plain.dtype, plain.data_ptr(), plain.shape, plain.stride(), plain.is_neg())
     if same not in staged._seen or not plain.numel():
-        staged.arrays[where] = _copy(plain, staged._spare.get(where))
+        staged.arrays[where] = host_copy(plain, staged._spare.get(where))
         staged._seen[same] = (where, plain)
     return {**tag, "array": staged._seen[same][0]}
 
@@ -200,32 +216,6 @@ def _encode_array(value: Any, where: str, staged: StagedState) -> Any:
     return {**tag, "array": _keep(array, where, staged)}
 
 
-def _copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
-    import torch
-
-    is_pinned = tensor.device.type == "cuda"
-    layout = (tensor.shape, tensor.dtype, is_pinned)
-    if isinstance(spare, torch.Tensor) and (spare.shape, spare.dtype, spare.is_pinned()) == layout:
-        target = spare
-    else:
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_neg():
-        return target.copy_(tensor, non_blocking=True)
-    # numpy copies in one thread. torch's copy uses all cores and waits for the slowest: 0.7 s instead of 0.04 s for
-    # 100 MB, on two cores that ten processes shared (2026-11).
-    import numpy as np
-
-    np.copyto(_bytes(target), _bytes(tensor))
-    return target
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    import torch
-
-    view: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return view
-
-
 def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
     import numpy as np
 
@@ -241,8 +231,9 @@ def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
 class _Decoder:
     """Restores tagged objects; an unknown tag is an error."""
 
-    def __init__(self, array: Callable[[str, str], Any]) -> None:
+    def __init__(self, array: Callable[[str, str], Any], read_file: Callable[[str], bytes]) -> None:
         self._array = array
+        self._read_file = read_file
         self._by_tag: dict[object, Callable[[dict[str, Any]], Any]] = {
             "tuple": lambda value: tuple(self.decode(value["items"])),
             "int": lambda value: int(value["value"], 16),
@@ -251,6 +242,8 @@ class _Decoder:
             "bytes": lambda value: array(value["array"], "numpy").tobytes(),
             "torch": self._tensor,
             "numpy": self._ndarray,
+            **dict.fromkeys(("arrow", "dataframe", "sklearn"), self._value_of_file),
+            "series": lambda value: self._value_of_file(value).rename(self.decode(value["name"])),
             **dict.fromkeys(MAPPINGS.values(), self._mapping),
         }
 
@@ -275,6 +268,9 @@ class _Decoder:
     def _tensor(self, value: dict[str, Any]) -> Any:
         tensor = self._array(value["array"], "torch")
         return sys.modules["torch"].view_as_complex(tensor) if value.get("complex") else tensor
+
+    def _value_of_file(self, value: dict[str, Any]) -> Any:
+        return from_file(value[TAG], self._read_file(value["file"]), value["file"])
 
     def _mapping(self, value: dict[str, Any]) -> Any:
         kind = next(kind for kind, name in MAPPINGS.items() if name == value[TAG])

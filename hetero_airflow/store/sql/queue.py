@@ -87,6 +87,11 @@ def _newest_reason(reason: str | None, *, is_paused: bool) -> Reason | None:
     return None if reason is None else REASON.validate_json(reason)
 
 
+def read_newest_decision_id(connection: Connection) -> int:
+    """The id of the newest decision; 0 before the first."""
+    return connection.scalar(select(func.max(_DECISION.id))) or 0
+
+
 def count_waiting_reasons(connection: Connection) -> Counter[str]:
     """Code of a `Reason` → number of waiting requests; ``undecided`` for those on which no cycle has decided."""
     newest = select(func.max(_DECISION.id)).where(_DECISION.request_id == _REQUEST.id).correlate(tables.request)

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.cli.requests.explain import explain_report, history_json, missing_request_cause, with_task_names
+from hetero_airflow.cli.requests.explain import explain_report, history_json, with_task_names
+from hetero_airflow.cli.requests.missing_request import missing_request_cause
 from hetero_airflow.model.lease import Claim, LeaseState
 from hetero_airflow.model.plan import (
     Account,

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.cli.requests.explain import explain_report
-from hetero_airflow.cli.requests.forecast import Forecast, forecast_json, forecast_start, start_lines
+from hetero_airflow.cli.requests.forecast import forecast_json, start_lines
+from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.fifo import Fifo

@@ -62,7 +62,7 @@ SNAPSHOT = Snapshot(1, (a_worker(),))
 def read(tmp_path, text: str = DAG, **options) -> PlanArguments:
     path = tmp_path / "dag.py"
     path.write_text(text)
-    given = dict.fromkeys(("dag_id", "at", "conf", "snapshot", "deadline", "policy")) | {"assume": "10m"}
+    given = dict.fromkeys(("dag_id", "at", "conf", "snapshot", "cluster", "deadline", "policy")) | {"assume": "10m"}
 
     def no_database():
         raise StoreUnavailable("a database", found="none", remedy="None is needed")
@@ -120,6 +120,14 @@ def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_
         (DAG, {"conf": "[1]"}, "--conf '[1]' can't be used; found a text that is not a JSON object."),
         (DAG, {"conf": '{"size": "many"}'}, "found the quantity 'many'"),
         (DAG, {"snapshot": "/nowhere/at/all.json"}, "found FileNotFoundError."),
+        (DAG, {"cluster": "v100=2"}, "--cluster 'v100=2' can't be used; found --snapshot beside it."),
+        (
+            DAG,
+            {"snapshot": None, "cluster": "/nowhere"},
+            "--cluster '/nowhere' can't be used; found FileNotFoundError.",
+        ),
+        (DAG, {"snapshot": None, "cluster": "a\0b"}, "found ValueError."),
+        (DAG, {"snapshot": None, "cluster": "v100=none"}, "found 'v100=none'"),
         (DAG, {"assume": "soon"}, "--assume='soon' can't be used; found no duration."),
         (DAG, {"deadline": "-1h"}, "--deadline='-1h' can't be used; found no duration."),
     ],
@@ -128,6 +136,16 @@ def test_bad_input_is_an_error_that_says_so(tmp_path, text, options, error):
     with pytest.raises(HeteroError) as caught:
         read(tmp_path, text, **options)
     assert error in str(caught.value)
+
+
+def test_a_cluster_comes_from_a_text_or_a_file_and_needs_no_database(tmp_path):
+    path = tmp_path / "cluster.txt"
+    path.write_text("a100=2   # the new host\n\np100=2x4\n")
+    for cluster in ("a100=2,p100=2x4", str(path)):
+        arguments = read(tmp_path, snapshot=None, cluster=cluster, assume="1m")
+        workers = [(worker.id, len(worker.devices)) for worker in arguments.snapshot.workers]
+        assert workers == [("a100-0", 3), ("p100-0", 5), ("p100-1", 5)]
+        assert arguments.rehearse().problems == ()
 
 
 HELPER = """

@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import create_engine
 
 from hetero_airflow.cli.workers.devices import holds_here
-from hetero_airflow.cli.workers.drain import MAX_REASON, Target, drain_hold, drain_report, find_target
-from hetero_airflow.cli.workers.undrain import undrain_events, undrain_report
+from hetero_airflow.cli.workers.drain import drain_report
+from hetero_airflow.cli.workers.undrain import undrain_report
 from hetero_airflow.cli.workers.workers import worker_report, workers_json
 from hetero_airflow.errors import HeteroError
+from hetero_airflow.executor.explanation.drains import MAX_REASON, Target, drain_hold, find_target, undrain_events
 from hetero_airflow.model.devices.health import DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.plan import Plan

@@ -3,7 +3,8 @@
 AWS: "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "Use IMDSv2" in the EC2 User
 Guide, https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 
-Google: "Detect if a VM was preempted", https://cloud.google.com/compute/docs/instances/create-use-spot
+Google: "Detect if a VM was preempted", https://cloud.google.com/compute/docs/instances/create-use-spot, and
+"Query live migration notices", https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 
 Azure: "Scheduled Events for Linux VMs", https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 """
@@ -32,6 +33,7 @@ from tests.silent_server import silent_server
 
 ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
+MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 EVENTS, NAME = "/metadata/scheduledevents", "/metadata/instance/compute/name"
 EVICTION = {
     "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
@@ -139,6 +141,30 @@ def test_google_says_true_once_a_machine_is_preempted(provider, url):
     assert source.read() == ""
     provider.bodies[PREEMPTED] = "TRUE\n"
     assert source.read() == "Google Cloud preempts this spot machine, which ends within 30 s"
+
+
+@pytest.mark.parametrize(
+    ("event", "notice"),
+    [
+        ("NONE", ""),
+        ("MIGRATE_ON_HOST_MAINTENANCE", ""),
+        ("TERMINATE_ON_HOST_MAINTENANCE", "Google Cloud stops this machine for maintenance of its host"),
+    ],
+)
+def test_google_announces_a_maintenance_that_ends_the_machine(provider, url, event, notice):
+    provider.bodies |= {PREEMPTED: "FALSE", MAINTENANCE: event}
+    assert GcpNotices(url).read() == notice
+
+
+@pytest.mark.parametrize("answer", [(503, "Service Unavailable"), "SOMETHING_NEW", ""])
+def test_an_unreadable_answer_of_google_hides_no_notice_at_the_other_path(provider, url, answer):
+    provider.bodies |= {PREEMPTED: answer, MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
+    assert GcpNotices(url).read() == "Google Cloud stops this machine for maintenance of its host"
+    provider.bodies |= {PREEMPTED: "TRUE", MAINTENANCE: answer}
+    assert GcpNotices(url).read() == "Google Cloud preempts this spot machine, which ends within 30 s"
+    provider.bodies[PREEMPTED] = "FALSE"
+    with pytest.raises(NoticeUnreadable, match="maintenance-event"):
+        GcpNotices(url).read()
 
 
 def test_an_eviction_of_azure_counts_for_the_machines_that_it_names(provider, url):

@@ -61,6 +61,7 @@ class Bench:
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
         self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current))
+        self.engine.cluster.watch()
 
     def workload(self, name, request_id):
         """A task that Airflow has queued."""

@@ -46,6 +46,7 @@ def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]
         # these tests have no Airflow database
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: bench.states.get(key))
         bench.engine.start(EngineContext("job", None, None, dict, lambda: bench.workers))
+        bench.engine.cluster.watch()
         try:
             yield bench
         finally:

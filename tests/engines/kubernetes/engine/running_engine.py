@@ -27,6 +27,7 @@ class Cluster:
 
     def begin(self, engine, job="job"):
         engine.start(EngineContext(job, None, None, dict, lambda: self.workers))
+        engine.cluster.watch()
         self.learn(engine)
 
     def learn(self, engine=None):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.cli.requests.request_text import request_text
+from hetero_airflow.executor.explanation.request_text import request_text
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.testing import requests
 

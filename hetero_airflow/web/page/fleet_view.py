@@ -1,0 +1,287 @@
+"""Workers and devices as tiles, rows and the facts of one worker. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from itertools import groupby
+
+from pydantic import BaseModel
+
+from hetero_airflow.executor.explanation.device_state import DeviceState
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.hold import Hold, HoldKind, holds_on
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
+from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row
+
+MAX_TILES = 2000
+"""Workers of a map. A larger fleet is filtered."""
+
+MAX_CHOICES = 200
+"""Values that a filter offers."""
+
+Readings = Mapping[tuple[str, str], Telemetry]
+
+
+class DeviceGroup(BaseModel):
+    """Neighbouring devices of one worker that look the same."""
+
+    name: str
+    """Vendor and model."""
+    state: DeviceState
+    simulated: bool
+    devices: int
+
+
+class WorkerTile(BaseModel):
+    """A worker of the map."""
+
+    worker: str
+    engine: str
+    state: str
+    site: str
+    rack: str
+    groups: list[DeviceGroup]
+    """In the order of the worker's inventory."""
+
+
+class FleetMap(BaseModel):
+    """The map, and the values that its filters offer."""
+
+    workers: int
+    """Matching workers; `tiles` has the first `MAX_TILES` of them."""
+    devices: int
+    states: dict[str, int]
+    """`DeviceState` → number of matching devices."""
+    tiles: list[WorkerTile]
+    choices: dict[str, list[str]]
+    """Field of the filter → values that exist in the whole fleet, sorted."""
+
+
+class FleetDevice(BaseModel):
+    """A device with its newest reading."""
+
+    worker: str
+    device: str
+    index: int
+    kind: str
+    name: str
+    memory_bytes: int
+    simulated: bool
+    state: DeviceState
+    problem: str | None
+    leased: float
+    """The leased part of it, 0 to 1."""
+    utilization: float | None
+    """0 to 1; None where it was not measured."""
+    memory_free_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    holders: list[TaskLink | None]
+    """The tasks that hold it; None for each that the reader may not see."""
+
+
+class FleetTable(BaseModel):
+    """A page of devices."""
+
+    total: int
+    devices: list[FleetDevice]
+
+
+class HoldRow(BaseModel):
+    """Why a worker, or a device of it, gets no new task."""
+
+    device: str
+    """Empty for the whole worker."""
+    kind: HoldKind
+    cause: str
+    since: datetime
+    returns: str
+    moves: bool
+
+
+class WorkerFacts(BaseModel):
+    """All that is known of one worker."""
+
+    worker: str
+    host: str
+    engine: str
+    state: str
+    last_seen: datetime | None
+    labels: dict[str, str]
+    runtime: dict[str, str]
+    problems: list[str]
+    holds: list[HoldRow]
+    devices: list[FleetDevice]
+    links: list[tuple[str, str]]
+    """Pairs of devices with a direct link, such as NVLink; each pair once."""
+    leases: list[LeaseRow]
+    may_drain: bool
+    """Whether the reader may drain and undrain it."""
+
+
+def fleet_map(snapshot: Snapshot, readings: Readings, wanted: FleetFilter) -> FleetMap:
+    """The map of the matching workers and devices."""
+    states: Counter[str] = Counter()
+    tiles: list[WorkerTile] = []
+    workers = 0
+    for worker, devices in filtered_fleet(snapshot, readings, wanted):
+        workers += 1
+        states.update(state.value for _, state in devices)
+        if len(tiles) < MAX_TILES:
+            tiles.append(_tile(worker, devices))
+    return FleetMap(
+        workers=workers, devices=states.total(), states=dict(states), tiles=tiles, choices=_choices(snapshot.workers)
+    )
+
+
+def fleet_table(
+    snapshot: Snapshot, readings: Readings, wanted: FleetFilter, readable: Collection[str], offset: int, limit: int
+) -> FleetTable:
+    """A page of the matching devices, in the order of workers and their inventories."""
+    matching = [
+        (worker, device, state)
+        for worker, devices in filtered_fleet(snapshot, readings, wanted)
+        for device, state in devices
+    ]
+    page = matching[offset : offset + limit]
+    leases = _leases_by_device(snapshot.leases, {worker.id for worker, _, _ in page})
+    rows = [_device_row(*found, snapshot, readings, leases, readable) for found in page]
+    return FleetTable(total=len(matching), devices=rows)
+
+
+def worker_facts(
+    snapshot: Snapshot,
+    readings: Readings,
+    worker: Worker,
+    last_seen: datetime | None,
+    readable: Collection[str],
+    now: datetime,
+    may_drain: bool,
+) -> WorkerFacts:
+    """One worker of the snapshot."""
+    alone = Snapshot(snapshot.sequence, (worker,), snapshot.usage, holds=snapshot.holds_of(worker.id))
+    leases = _leases_by_device(snapshot.leases, {worker.id})
+    live = [lease for lease in snapshot.leases if lease.worker_id == worker.id]
+    rows = [
+        _device_row(worker, device, state, snapshot, readings, leases, readable)
+        for _, devices in filtered_fleet(alone, readings, FleetFilter())
+        for device, state in devices
+    ]
+    present = {device.id for device in worker.devices}
+    links = {
+        (min(device.id, peer), max(device.id, peer))
+        for device in worker.devices
+        for peer in device.peers
+        if peer in present
+    }
+    return WorkerFacts(
+        worker=worker.id,
+        host=worker.host,
+        engine=worker.engine,
+        state=worker.state,
+        last_seen=last_seen,
+        labels=worker.labels,
+        runtime=worker.runtime,
+        problems=list(worker.problems),
+        holds=[_hold_row(hold) for hold in snapshot.holds_of(worker.id)],
+        devices=rows,
+        links=sorted(links),
+        leases=[
+            lease_row(lease, snapshot.holders, {worker.id: worker}, snapshot.estimates, readable, now) for lease in live
+        ],
+        may_drain=may_drain,
+    )
+
+
+def _tile(worker: Worker, devices: Iterable[tuple[Device, DeviceState]]) -> WorkerTile:
+    facts = ((f"{device.vendor}/{device.model}", state, device.simulated) for device, state in devices)
+    groups = [
+        DeviceGroup(name=name, state=state, simulated=simulated, devices=sum(1 for _ in same))
+        for (name, state, simulated), same in groupby(facts)
+    ]
+    labels = worker.labels
+    return WorkerTile(
+        worker=worker.id,
+        engine=worker.engine,
+        state=worker.state,
+        site=labels.get(SITE_LABEL, ""),
+        rack=labels.get(RACK_LABEL, ""),
+        groups=groups,
+    )
+
+
+def _choices(workers: Iterable[Worker]) -> dict[str, list[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for worker in workers:
+        found["site"].add(worker.labels.get(SITE_LABEL, ""))
+        found["rack"].add(worker.labels.get(RACK_LABEL, ""))
+        found["label"].update(f"{name}={value}" for name, value in worker.labels.items())
+        for device in worker.devices:
+            found["kind"].add(device.kind)
+            found["vendor"].add(device.vendor)
+            found["model"].add(device.model)
+    return {name: sorted(values - {""})[:MAX_CHOICES] for name, values in sorted(found.items())}
+
+
+def _leases_by_device(leases: Iterable[Lease], worker_ids: Collection[str]) -> dict[tuple[str, str], list[Lease]]:
+    by_device: dict[tuple[str, str], list[Lease]] = defaultdict(list)
+    for lease in leases:
+        if lease.worker_id in worker_ids:
+            for claim in lease.claims:
+                by_device[lease.worker_id, claim.device_id].append(lease)
+    return by_device
+
+
+def _device_row(
+    worker: Worker,
+    device: Device,
+    state: DeviceState,
+    snapshot: Snapshot,
+    readings: Readings,
+    leases: Mapping[tuple[str, str], list[Lease]],
+    readable: Collection[str],
+) -> FleetDevice:
+    key = (worker.id, device.id)
+    reading = readings.get(key) or Telemetry(device_id=device.id)
+    return FleetDevice(
+        worker=worker.id,
+        device=device.id,
+        index=device.index,
+        kind=device.kind,
+        name=f"{device.vendor}/{device.model}" + (f" mig-{device.partition}" if device.partition else ""),
+        memory_bytes=device.memory_bytes,
+        simulated=device.simulated,
+        state=state,
+        problem=_problem(worker, device, snapshot.holds_of(worker.id) if not device.leasable else ()),
+        leased=snapshot.used(*key).share_milli / max(device.capacity_milli, 1),
+        utilization=reading.utilization,
+        memory_free_bytes=reading.memory_free_bytes,
+        temperature_c=reading.temperature_c,
+        power_w=reading.power_w,
+        holders=[TaskLink.of(snapshot.holders.get(lease.request_id), readable) for lease in leases.get(key, ())],
+    )
+
+
+def _problem(worker: Worker, device: Device, holds: tuple[Hold, ...]) -> str | None:
+    """What a reader sees as the cause: that its worker is lost, the holds on it, or its own problem."""
+    if worker.state is WorkerState.LOST:
+        return "the heartbeat of its worker stopped"
+    texts = [f"{hold.kind}: {hold.cause}" for hold in holds_on(device, holds)]
+    return "; ".join(texts) or device.problem
+
+
+def _hold_row(hold: Hold) -> HoldRow:
+    return HoldRow(
+        device=hold.device_id,
+        kind=hold.kind,
+        cause=hold.cause,
+        since=hold.since,
+        returns=hold.returns,
+        moves=hold.moves,
+    )

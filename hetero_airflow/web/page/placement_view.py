@@ -1,0 +1,221 @@
+"""Why one task waits, or why it got its devices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
+from heapq import nsmallest
+from typing import Any
+
+from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines
+from hetero_airflow.model.device import Device, device_tokens, matches_model
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import PAUSED, Account, AlternativeAccount, CandidateAccount
+from hetero_airflow.model.request import Alternative, Priority
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.task_names import TaskNames
+from hetero_airflow.runtime.progress_file import Progress
+from hetero_airflow.store.codec import ACCOUNT
+from hetero_airflow.store.lease_history import PastLease
+from hetero_airflow.store.store import RequestHistory
+from hetero_airflow.web.page.placement_rows import (
+    AlternativeRow,
+    ConsideredPlacement,
+    Placement,
+    ProgressRow,
+    RuledOut,
+    TryRow,
+)
+from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row, leased_device, likely_end
+
+MAX_AHEAD = 10
+"""Tasks ahead in the queue that are named; the others are counted."""
+
+MAX_HOLDERS = 10
+
+
+def placement(
+    history: RequestHistory | None,
+    tries: Iterable[PastLease],
+    progress: Progress | None,
+    snapshot: Snapshot,
+    readable: Collection[str],
+    now: datetime,
+    may_see_fleet: bool,
+) -> Placement:
+    """The tab of a task instance.
+
+    :param history: of its newest request; None if it has none
+    :param tries: the leases of all its tries
+    :param readable: the DAGs that the reader may see
+    """
+    if history is None:
+        return Placement(has_request=False, may_see_fleet=may_see_fleet)
+    names = TaskNames((*snapshot.pending, *snapshot.holders.values(), history.pending))
+    newest = history.decisions[0] if history.decisions else None
+    account = ACCOUNT.validate_python(newest["account"]) if newest else None
+    live = history.leases[-1] if history.leases and history.state == "placed" else None
+    shown = Placement(
+        has_request=True,
+        state=_state(history, newest),
+        asked=request_lines(history.pending.request),
+        priority=history.pending.request.priority,
+        submitted_at=history.pending.submitted_at,
+        decided_at=datetime.fromisoformat(newest["decided_at"]) if newest else None,
+        policy=account.policy if account else "",
+        summary=names.put_into(account.summary, readable) if account else "",
+        alternatives=list(_alternatives(account, live, names, readable, may_see_fleet)) if account else [],
+        tries=[_try_row(lease) for lease in tries],
+        progress=_progress_row(progress),
+        may_see_fleet=may_see_fleet,
+        **_reason(history, newest, names, readable),
+    )
+    if live is not None:
+        workers = {worker.id: worker for worker in snapshot.workers}
+        shown = shown.model_copy(
+            update={"worker": live.worker_id, "devices": lease_lines(live, workers.get(live.worker_id))}
+        )
+    if shown.state == "waiting":
+        shown = shown.model_copy(update=_queue_facts(history.pending, shown.position, snapshot, readable, now))
+    return shown if may_see_fleet else shown.model_copy(update={"holders": []})
+
+
+def _state(history: RequestHistory, newest: Mapping[str, Any] | None) -> str:
+    if history.state == "waiting" and history.pending.is_paused:
+        return "paused"
+    if history.state == "ended" and newest is not None and newest["outcome"] == "refuse":
+        return "refused"
+    return history.state
+
+
+def _reason(
+    history: RequestHistory, newest: Mapping[str, Any] | None, names: TaskNames, readable: Collection[str]
+) -> dict[str, Any]:
+    """The fields about the reason."""
+    if history.state == "ended":
+        text = newest["nearest"] if newest and newest["outcome"] == "refuse" else history.cause
+        return {"reason": names.put_into(text or "", readable)}
+    if history.pending.is_paused:
+        return {"reason": PAUSED.found, "reason_code": PAUSED.code.value}
+    reason = newest["reason"] if newest else None
+    position = newest["position"] if newest and newest["outcome"] == "wait" else None
+    if reason is None:
+        return {"position": position}
+    text = names.put_into(f"asked {reason['asked']}, found {reason['found']}", readable)
+    until = reason.get("until")
+    ends_at = datetime.fromisoformat(until) if until else None
+    return {"position": position, "reason": text, "reason_code": reason["code"], "ends_at": ends_at}
+
+
+def _alternatives(
+    account: Account, live: Lease | None, names: TaskNames, readable: Collection[str], may_see_fleet: bool
+) -> Iterator[AlternativeRow]:
+    held = {claim.device_id for claim in live.claims} if live else set()
+    for number, alternative in enumerate(account.alternatives):
+        taken = live if live is not None and live.alternative == number else None
+        yield AlternativeRow(
+            asked=alternative.asked,
+            evaluated=alternative.evaluated,
+            ruled_out=[
+                RuledOut(
+                    workers=workers,
+                    code=reason.code.value,
+                    asked=names.put_into(reason.asked, readable),
+                    found=names.put_into(reason.found, readable),
+                )
+                for workers, reason in alternative.filtered
+            ],
+            candidates=[_candidate(found, taken, held) for found in _shown(alternative, account, taken)]
+            if may_see_fleet
+            else [],
+        )
+
+
+def _shown(alternative: AlternativeAccount, account: Account, taken: Lease | None) -> list[CandidateAccount]:
+    """The best candidates, and the chosen one where equal requests share an account that does not list it."""
+    chosen = account.chosen if taken is not None else None
+    extra = [chosen] if chosen is not None and chosen not in alternative.candidates else []
+    return [*alternative.candidates, *extra]
+
+
+def _candidate(found: CandidateAccount, taken: Lease | None, held: Collection[str]) -> ConsideredPlacement:
+    is_chosen = taken is not None and found.worker_id == taken.worker_id and set(found.device_ids) <= set(held)
+    return ConsideredPlacement(
+        worker=found.worker_id,
+        devices=list(found.device_ids),
+        score=found.score,
+        terms=dict(found.terms),
+        is_chosen=is_chosen,
+    )
+
+
+def _try_row(lease: PastLease) -> TryRow:
+    return TryRow(
+        try_number=lease.try_number,
+        worker=lease.worker_id,
+        devices=list(lease.device_ids),
+        state=lease.state,
+        granted_at=lease.granted_at,
+        ended_at=lease.ended_at,
+        outcome=lease.outcome,
+        cause=lease.cause,
+    )
+
+
+def _progress_row(progress: Progress | None) -> ProgressRow | None:
+    if progress is None:
+        return None
+    return ProgressRow(
+        step=progress.step,
+        phase=progress.phase,
+        saved_step=progress.saved_step,
+        saved_at=progress.saved_at,
+        reported_at=progress.at,
+    )
+
+
+def _queue_facts(
+    pending: PendingRequest, position: int | None, snapshot: Snapshot, readable: Collection[str], now: datetime
+) -> dict[str, Any]:
+    """Who is ahead by priority and time of submission, and who holds devices of a kind that it asks for."""
+    ranks = {priority: priority.rank for priority in Priority}
+
+    def turn(request: PendingRequest) -> tuple[int, datetime, str]:
+        return (ranks[request.request.priority], *request.order())
+
+    mine = turn(pending)
+    ahead = [request for request in snapshot.pending if turn(request) < mine]
+    number = position - 1 if position is not None else len(ahead)
+    first = nsmallest(min(MAX_AHEAD, number), (r for r in ahead if r.dag_id in readable), key=turn)
+    named = [link for request in first if (link := TaskLink.of(request, readable)) is not None]
+    holders = _holders(pending, snapshot, readable, now)
+    return {"ahead": named, "ahead_hidden": max(0, number - len(named)), "holders": holders}
+
+
+def _holders(pending: PendingRequest, snapshot: Snapshot, readable: Collection[str], now: datetime) -> list[LeaseRow]:
+    """The leases on devices of a kind that the request asks for; those that probably end first come first."""
+    workers = {worker.id: worker for worker in snapshot.workers}
+    is_asked: dict[tuple[str, ...], bool] = {}
+    ends: list[tuple[bool, datetime, str, Lease]] = []
+    for lease in snapshot.leases:
+        device = leased_device(lease, workers.get(lease.worker_id))
+        if device is None:
+            continue
+        look = (device.vendor, device.kind, device.model, device.partition or "")
+        if look not in is_asked:
+            is_asked[look] = any(_is_asked(device, option) for option in pending.request.alternatives)
+        if is_asked[look]:
+            end = likely_end(lease, snapshot.holders.get(lease.request_id), device, snapshot.estimates, now)
+            ends.append((end is None, end or lease.granted_at, lease.id, lease))
+    soonest = nsmallest(MAX_HOLDERS, ends)
+    return [lease_row(lease, snapshot.holders, workers, snapshot.estimates, readable, now) for *_, lease in soonest]
+
+
+def _is_asked(device: Device, alternative: Alternative) -> bool:
+    """Whether a device is of the vendor, kind, model and partition of an alternative."""
+    pairs = ((alternative.vendor, device.vendor), (alternative.kind, device.kind))
+    return (
+        all(asked in (None, found) for asked, found in pairs)
+        and alternative.partition == device.partition
+        and (alternative.model is None or matches_model(alternative.model, device_tokens(device)))
+    )

@@ -1,0 +1,70 @@
+"""The page's routes over a real database, asked by users of Airflow's simple auth manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import airflow.api_fastapi.app
+import pytest
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.api_fastapi.core_api.security import get_user
+from airflow.models.dag import DagModel
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, event
+
+from hetero_airflow.executor.context.dag_edges import DagEdges
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.web.page import fleet_reader
+from hetero_airflow.web.page.page_routes import PageRoutes
+
+READABLE = {"dag", "weird <script>"}
+"""The DAGs that every user of these tests may read."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path):
+    """An engine for a database with empty tables."""
+    made = create_engine(f"sqlite:///{tmp_path / 'store.db'}")
+
+    @event.listens_for(made, "connect")
+    def set_pragmas(connection, _record) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    tables.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def store(engine) -> SqlStore:
+    return SqlStore(engine)
+
+
+@pytest.fixture
+def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
+    """Makes a client for a user with this role."""
+    manager = SimpleAuthManager()
+    monkeypatch.setattr(airflow.api_fastapi.app._AuthManagerState, "instance", manager)
+    monkeypatch.setattr(SimpleAuthManager, "get_authorized_dag_ids", lambda self, **_: set(READABLE))
+    monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id, **_: None)
+    monkeypatch.setattr(DagEdges, "refresh", lambda self, dag_ids: {})
+    states: dict[str, str] = {}
+    monkeypatch.setattr(
+        fleet_reader, "read_states", lambda keys, name: {key: states[name] for key in keys if name in states}
+    )
+    app = FastAPI()
+    app.include_router(PageRoutes(lambda: engine).router())
+
+    @contextmanager
+    def client(role: str | None = "admin") -> Iterator[TestClient]:
+        app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="ann", role=role)
+        with TestClient(app, base_url="http://test/page/", raise_server_exceptions=False) as made:
+            made.states = states
+            yield made
+
+    return client

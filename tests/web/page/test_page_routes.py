@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+
+LATER = EPOCH + timedelta(hours=1)
+HOSTILE = "<script>alert(1)</script>'\"; ü 🤖"
+VIEWS = ["map", "devices", "queue", "timeline", "worker?id=worker-a"]
+TASK = {"run_id": "run", "task_id": "fit"}
+
+
+@pytest.fixture(autouse=True)
+def fleet(store):
+    """One task holds a GPU, one of a DAG that nobody may read holds another, one waits behind both."""
+    reading = Telemetry(device_id="GPU-0", utilization=0.01, power_w=70.0, memory_free_bytes=2**30)
+    workers = [
+        WorkerSeen(a_worker("worker-a", labels={"hetero/site": "east"}), (reading,)),
+        WorkerSeen(a_worker("worker-b", devices=(a_device("GPU-9", simulated=True),))),
+    ]
+    ids = {name: f"01a1fa1b-42d5-78df-9288-5b4d2de1f4f{n}" for n, name in enumerate(("fit", "secret", "waits"))}
+    requests = [
+        a_pending(ids["fit"], task_id="fit"),
+        a_pending(ids["secret"], dag_id="hidden", task_id="secret"),
+        a_pending(ids["waits"], "a100:2", task_id="waits", at_s=5),
+    ]
+    store.record([*workers, *map(RequestSubmitted, requests)], EPOCH)
+    places = (a_place(ids["fit"], **{"GPU-0": 1000}), a_place(ids["secret"], **{"GPU-1": 1000}))
+    reason = Reason(ReasonCode.BUSY, "2 × a100", f"{ids['secret']} and {ids['fit']} hold them")
+    account = Account("fifo", "waits", (AlternativeAccount("2 × a100", 2, ((2, reason),)),))
+    store.commit(Plan((*places, Wait(ids["waits"], 1, reason, account))), EPOCH, LATER)
+    return ids
+
+
+def test_the_map_counts_states_and_offers_the_values_of_the_filters(ask):
+    with ask() as client:
+        shown = client.get("map").json()
+    assert (shown["workers"], shown["devices"]) == (2, 4)
+    assert shown["states"] == {"free": 2, "idle": 1, "leased": 1}
+    groups = {
+        tile["worker"]: [(g["state"], g["simulated"], g["devices"]) for g in tile["groups"]] for tile in shown["tiles"]
+    }
+    assert groups == {
+        "worker-a": [("free", False, 1), ("idle", False, 1), ("leased", False, 1)],
+        "worker-b": [("free", True, 1)],
+    }
+    assert shown["choices"]["site"] == ["east"]
+    assert shown["choices"]["kind"] == ["cpu", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("query", "devices"),
+    [
+        ("search=worker-B", ["GPU-9"]),
+        ("search=gpu-0", ["GPU-0"]),
+        ("kind=cpu", ["cpu"]),
+        ("site=east&kind=gpu", ["GPU-0", "GPU-1"]),
+        ("label=hetero/site", ["cpu", "GPU-0", "GPU-1"]),
+        ("label=hetero/site=west", []),
+        ("state=idle", ["GPU-0"]),
+        ("search=((", []),
+        ("search=%3Cscript%3E", []),
+        ("offset=3", ["GPU-9"]),
+        ("offset=1&limit=1", ["GPU-0"]),
+        ("offset=1000", []),
+    ],
+)
+def test_a_filter_is_a_text_and_no_pattern(ask, query, devices):
+    with ask() as client:
+        answer = client.get(f"devices?{query}")
+    assert answer.status_code == 200
+    assert [row["device"] for row in answer.json()["devices"]] == devices
+
+
+def test_a_device_shows_its_readings_and_only_the_names_that_the_reader_may_see(ask):
+    with ask() as client:
+        rows = {row["device"]: row for row in client.get("devices").json()["devices"]}
+    assert rows["GPU-0"]["holders"] == [{"dag_id": "dag", "run_id": "run", "task_id": "fit", "map_index": -1}]
+    assert rows["GPU-1"]["holders"] == [None]
+    assert (rows["GPU-0"]["power_w"], rows["GPU-0"]["utilization"], rows["GPU-1"]["power_w"]) == (70.0, 0.01, None)
+
+
+def test_the_queue_names_no_task_of_a_hidden_dag(ask, fleet):
+    with ask() as client:
+        shown = client.get("queue").json()
+    (row,) = shown["rows"]
+    assert (shown["total"], shown["hidden"], row["position"], row["asked"]) == (1, 0, 1, ["2 × nvidia/a100"])
+    assert row["reason"] == "busy: asked 2 × a100, found a task of another DAG and dag.fit (run) hold them"
+    assert shown["wanted"]
+
+
+def test_the_placement_of_a_waiting_task_says_who_is_ahead_and_who_holds_what_it_needs(ask):
+    with ask() as client:
+        shown = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
+    assert (shown["state"], shown["position"], shown["reason_code"]) == ("waiting", 1, "busy")
+    assert "secret" not in str(shown)
+    assert [(row["task"] and row["task"]["task_id"], row["devices"]) for row in shown["holders"]] == [
+        ("fit", ["GPU-0"]),
+        (None, ["GPU-1"]),
+    ]
+    assert shown["alternatives"][0]["ruled_out"][0]["workers"] == 2
+
+
+def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
+    (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
+    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=Phase.STEPPING)
+    with ask() as client:
+        client.states[PROGRESS] = LeaseProgress(
+            lease_id=lease.id, progress=progress, reported_at=EPOCH
+        ).model_dump_json()
+        shown = client.get("placement/dag", params=TASK).json()
+        client.states[PROGRESS] = LeaseProgress(
+            lease_id="other", progress=progress, reported_at=EPOCH
+        ).model_dump_json()
+        of_another_lease = client.get("placement/dag", params=TASK).json()
+    assert (shown["state"], shown["worker"], shown["devices"]) == (
+        "placed",
+        "worker-a",
+        ["nvidia/a100-sxm4-40gb GPU-0"],
+    )
+    assert (shown["progress"]["step"], shown["progress"]["saved_step"]) == (120, 100)
+    assert of_another_lease["progress"] is None
+    assert [(row["try_number"], row["worker"], row["state"], row["ended_at"]) for row in shown["tries"]] == [
+        (1, "worker-a", LeaseState.GRANTED, None)
+    ]
+
+
+def test_a_reader_without_the_fleet_sees_the_reason_but_no_worker(ask, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.web.page.page_routes.may_see_fleet", lambda user: False)
+    with ask() as client:
+        shown = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
+    assert shown["reason_code"] == "busy"
+    assert (shown["holders"], shown["alternatives"][0]["candidates"]) == ([], [])
+
+
+def test_a_task_without_a_request_gets_a_neutral_answer(ask):
+    with ask() as client:
+        for name in ("plain", HOSTILE, "x" * 250):
+            shown = client.get("placement/dag", params={"run_id": HOSTILE, "task_id": name}).json()
+            assert (shown["has_request"], shown["tries"]) == (False, [])
+            assert client.get("forecast/dag", params={"run_id": HOSTILE, "task_id": name}).status_code == 200
+
+
+def test_the_forecast_names_no_task_of_a_hidden_dag(ask):
+    with ask() as client:
+        shown = client.get("forecast/dag", params=TASK | {"task_id": "waits"}).json()
+    assert (shown["starts_now"], shown["middle"], shown["unknown_hidden"]) == (False, None, 1)
+    assert shown["unknown"] == ["dag.fit"]
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "placement/dag?run_id=run&task_id=fit"])
+def test_an_answer_without_news_is_not_sent_again(ask, store, view, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.web.page.page_routes.readings_period", lambda now: 1)
+    with ask() as client:
+        first = client.get(view)
+        again = client.get(view, headers={"If-None-Match": first.headers["ETag"]})
+        store.record([WorkerLost("worker-a")], LATER)
+        later = client.get(view, headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert (later.status_code, "private" in later.headers["Cache-Control"]) == (200, True)
+
+
+def test_a_lost_worker_and_a_hold_are_shown_with_their_causes(ask, store):
+    with ask() as client:
+        drained = client.post("drain", json={"target": "worker-b/GPU-9", "reason": HOSTILE, "move": True})
+        store.record([WorkerLost("worker-a")], LATER)
+        worker = client.get("worker", params={"id": "worker-b"}).json()
+        rows = {row["device"]: row for row in client.get("devices").json()["devices"]}
+        assert (drained.status_code, drained.json()) == (200, {"target": "worker-b/GPU-9", "holds": 1})
+        (hold,) = worker["holds"]
+        assert (hold["device"], hold["kind"], hold["moves"]) == ("GPU-9", "drained", True)
+        assert "(by ann, in Airflow's UI)" in hold["cause"]
+        assert (rows["GPU-0"]["state"], rows["GPU-9"]["state"]) == ("faulty", "held")
+        assert client.post("undrain", json={"target": "worker-b/GPU-9"}).json()["holds"] == 1
+        assert client.get("worker", params={"id": "worker-b"}).json()["holds"] == []
+
+
+@pytest.mark.parametrize("role", ["viewer", "user"])
+def test_who_may_not_edit_pools_sees_everything_and_drains_nothing(ask, store, role):
+    with ask(role) as client:
+        statuses = [client.get(view).status_code for view in VIEWS]
+        refused = client.post("drain", json={"target": "worker-b"})
+        may_drain = client.get("worker?id=worker-b").json().get("may_drain")
+    assert statuses == [200] * len(VIEWS)
+    assert (refused.status_code, may_drain, store.snapshot().holds) == (403, False, ())
+    assert "permission to edit Airflow's pools" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize("role", ["none", None])
+def test_a_user_without_a_role_sees_nothing(ask, role):
+    with ask(role) as client:
+        for view in (
+            *VIEWS,
+            "placement/dag?run_id=run&task_id=fit",
+            "forecast/dag?run_id=run&task_id=fit",
+            "openapi.json",
+        ):
+            assert client.get(view).status_code == 403, view
+        assert client.post("drain", json={"target": "worker-b"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "devices?offset=-1",
+        "devices?limit=101",
+        "devices?limit=x",
+        "devices?state=unknown",
+        f"devices?search={'x' * 300}",
+        "timeline?hours=nan",
+        "timeline?hours=-1",
+        "timeline?hours=1000000",
+        "worker",
+        "placement/dag?run_id=run",
+        "placement/dag?run_id=run&task_id=fit&map_index=1.5",
+    ],
+)
+def test_bad_input_is_refused_with_the_field(ask, path):
+    with ask() as client:
+        answer = client.get(path)
+    assert answer.status_code == 422
+    assert answer.json()["detail"][0]["loc"][-1] in path.partition("?")[2] or "id" in str(answer.json())
+
+
+def test_an_unknown_worker_is_not_found(ask):
+    with ask() as client:
+        answer = client.get("worker", params={"id": HOSTILE})
+    assert (answer.status_code, "No worker has the id" in answer.json()["detail"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"target": "no such worker"}, 422),
+        ({"target": ""}, 422),
+        ({"target": "worker-b", "reason": "x" * 5000}, 422),
+        ({"target": "worker-b", "surprise": 1}, 422),
+        ({"target": math.pi}, 422),
+        ([], 422),
+    ],
+)
+def test_a_bad_order_changes_nothing(ask, store, body, status):
+    with ask() as client:
+        assert client.post("drain", json=body).status_code == status
+    assert store.snapshot().holds == ()
+
+
+def test_a_form_of_a_foreign_page_changes_nothing(ask, store):
+    with ask() as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+            answer = client.post("drain", content=b'{"target": "worker-b"}', headers={"Content-Type": kind})
+            assert answer.status_code in (415, 422)
+    assert store.snapshot().holds == ()
+
+
+def test_the_timeline_has_the_leases_of_the_devices(ask):
+    with ask() as client:
+        shown = client.get("timeline?kind=gpu&hours=6").json()
+    bars = {
+        row["device"]: [(bar["task"] and bar["task"]["task_id"], bar["end"]) for bar in row["bars"]]
+        for row in shown["rows"]
+    }
+    assert (shown["total"], bars) == (3, {"GPU-0": [("fit", None)], "GPU-1": [(None, None)], "GPU-9": []})
+
+
+def test_the_schema_describes_every_view(ask):
+    with ask() as client:
+        schema = client.get("openapi.json").json()
+    assert {"/page/map", "/page/devices", "/page/queue", "/page/timeline", "/page/worker", "/page/drain"} <= set(
+        schema["paths"]
+    )
+    assert "FleetMap" in schema["components"]["schemas"]
+
+
+def test_the_candidates_of_a_placement_have_their_scores(store, ask, fleet):
+    best = CandidateAccount("worker-b", ("GPU-9",), 21.5, {"memory": 1.5, "real": 20.0})
+    account = Account("fifo", "placed", (AlternativeAccount("1 × gpu", 2, (), (best,)),), best)
+    store.record([RequestSubmitted(a_pending("late", task_id="late"))], EPOCH)
+    store.commit(Plan((a_place("late", "worker-b", **{"GPU-9": 1000})._replace(account=account),)), EPOCH, LATER)
+    with ask() as client:
+        shown = client.get("placement/dag", params=TASK | {"task_id": "late"}).json()
+    assert shown["alternatives"][0]["candidates"] == [
+        {
+            "worker": "worker-b",
+            "devices": ["GPU-9"],
+            "score": 21.5,
+            "terms": {"memory": 1.5, "real": 20.0},
+            "is_chosen": True,
+        }
+    ]
