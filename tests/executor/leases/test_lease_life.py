@@ -131,3 +131,19 @@ def test_a_run_that_begins_under_a_dead_scheduler_and_is_killed_runs_again(life)
         lambda: life.kill_run(which=0),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_message_of_a_dead_scheduler_and_one_of_its_heir_begin_no_two_runs_under_one_lease(life):
+    """The first one begins, and is rescheduled; then the second one arrives."""
+    play(
+        life,
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.beat(seconds=1, which=1),
+        lambda: life.deliver(is_lost=False, which=0),
+        lambda: life.begin(which=0),
+        lambda: life.end_run(state="up_for_reschedule", which=0),
+        lambda: life.queue_task(which=3),
+        lambda: life.beat_and_start(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
