@@ -147,3 +147,17 @@ def test_a_message_of_a_dead_scheduler_and_one_of_its_heir_begin_no_two_runs_und
         lambda: life.beat_and_start(which=1),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_scheduler_that_acts_late_on_a_lost_run_spends_no_try(life):
+    """It was stopped after it had read that the task runs; meanwhile another one has sent the lost task back."""
+    play(
+        life,
+        lambda: life.adopt_task_of_a_late_scheduler(name="a", which=1),
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_run(which=0),
+        lambda: life.read_before_others_write(has_old_rows=True, which=1),
+        *[lambda: life.beat(seconds=25, which=0)] * 3,
+        lambda: life.go_on_with_old_reads(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
