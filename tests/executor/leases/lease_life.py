@@ -284,9 +284,11 @@ class LeaseLife(RuleBasedStateMachine):
         others = [bench for bench in self.schedulers if bench is not dead]
         heir = others[which % len(others)]
         self.schedulers[self.schedulers.index(dead)] = self.new_scheduler()
-        known = {name for bench in others for name in (*bench.queue.tasks, *bench.keeper.running)}
-        for name in sorted({*dead.queue.tasks, *dead.keeper.running} - known):
-            self.adopt(name, heir)
+        waiting = {name for bench in others for name in bench.queue.tasks}
+        kept = {name for bench in others for name in bench.keeper.running}
+        for name in sorted({*dead.queue.tasks, *dead.keeper.running} - waiting):
+            if name not in kept or (name in dead.queue.tasks and self.state(name) == "queued"):
+                self.adopt(name, heir)
 
     @rule(which=WHICH, name=st.sampled_from(TASKS))
     def adopt_task_of_a_late_scheduler(self, which, name):

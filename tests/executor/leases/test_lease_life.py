@@ -161,3 +161,15 @@ def test_a_scheduler_that_acts_late_on_a_lost_run_spends_no_try(life):
         lambda: life.go_on_with_old_reads(which=1),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_task_that_is_queued_again_by_a_scheduler_which_dies_is_adopted_by_the_one_that_keeps_its_last_run(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.end_run(state="success", which=0),
+        lambda: life.queue_task(which=0),
+        lambda: life.kill_scheduler(which=0),
+        life.nothing_goes_wrong_any_more,
+    )
