@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from hetero_airflow.errors import EngineError, RequestError
+from hetero_airflow.executor.leases.lease_keeper import LeaseStore
 from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
 from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
 from hetero_airflow.executor.reconcile import (
@@ -28,7 +29,7 @@ from hetero_airflow.model.hold import with_holds
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.store.store import History
+from hetero_airflow.store.start_claim import StartClaimed
 
 _DROPPED = "The task waits no longer, because its state in Airflow has changed. Its note and the audit log can say why."
 
@@ -41,7 +42,7 @@ class ActionRunner:
     starter: TaskStarter
     recovery: TaskRecovery
     resolver: RequestResolver
-    history: History
+    store: LeaseStore
 
     def execute(self, actions: Iterable[Action], snapshot: Snapshot, now: datetime) -> None:
         """Carry out the actions, in order.
@@ -71,19 +72,27 @@ class ActionRunner:
                 self.queue.take(key)
                 self.starter.follow(key, lease)
             case HandOverTask(_, lease):
-                self._hand_over(task, lease, snapshot)
+                self._hand_over(task, lease, snapshot, now)
 
-    def _hand_over(self, task: PendingTask, lease: Lease, snapshot: Snapshot) -> None:
+    def _hand_over(self, task: PendingTask, lease: Lease, snapshot: Snapshot, now: datetime) -> None:
         """Start a task under the lease that the store has for it, once it can start."""
         if self.starter.api.outage is not None or self.starter.open_slots() == 0:
             return
         holder = snapshot.holders.get(task.request_id)
         task.request = holder.request if holder else task.request
-        if task.request is None:  # its templates are not rendered yet
+        if task.request is None or not self._claim_start(lease, now):  # its templates are not rendered yet
             return
         self.queue.forget_events(task)  # the store knows the request
         with suppress(EngineError):  # the task has failed with it
             self.starter.hand_over(task, lease)
+
+    def _claim_start(self, lease: Lease, now: datetime) -> bool:
+        """Become the scheduler that starts the task of a lease; whether it is this one."""
+        if lease.starter is None:
+            self.store.record([StartClaimed(lease.id, lease.token, self.starter.id)], now)
+            live = {live.id: live for live in self.store.snapshot().leases}
+            lease = live.get(lease.id, lease)
+        return lease.starter == self.starter.id
 
     def rotate_alternatives(self, now: datetime) -> None:
         """Let tasks that have waited too long try their next alternative first."""
@@ -129,7 +138,7 @@ class ActionRunner:
             return
         ti = task.workload.ti
         map_index = -1 if ti.map_index is None else ti.map_index
-        history = self.history.request_history(ti.dag_id, ti.run_id, ti.task_id, map_index)
+        history = self.store.request_history(ti.dag_id, ti.run_id, ti.task_id, map_index)
         if history is not None and history.pending.id == task.request_id:
             self.queue.attained_service.take_over(history.pending)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease
@@ -13,6 +17,8 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
+
+log = logging.getLogger(__name__)
 
 
 class CachedSnapshotStore(SqlStore):
@@ -64,6 +70,29 @@ class CachedSnapshotStore(SqlStore):
         if moves:
             self.invalidate()
         return super().move(moves, now)
+
+
+class ToleratedOutages:
+    """A database that does not answer, or a full disk, costs one warning for each step, not the scheduler's loop."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, str] = {}
+        """Step → the text of its last error, until it succeeds."""
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        """End the step at such an error, and log it unless it is the same as before."""
+        try:
+            yield
+        except (StoreError, SQLAlchemyError, OSError) as error:
+            text = str(error) if isinstance(error, (StoreError, OSError)) else type(error).__name__
+            if text != self._errors.get(step):
+                log.warning(
+                    "%s: %s Waiting tasks keep waiting, running ones keep their devices.", step.capitalize(), text
+                )
+            self._errors[step] = text
+        else:
+            self._errors.pop(step, None)
 
 
 class KnownWorkers:

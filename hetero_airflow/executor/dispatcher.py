@@ -7,23 +7,18 @@ wait on, and running ones keep their devices, until it answers again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from hetero_airflow.clock import Clock, Periods
 from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import AirflowEngine
-from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.action_runner import ActionRunner
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_api.unleased_tasks import UnleasedTasks
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.cached_store import KnownWorkers
+from hetero_airflow.executor.cached_store import KnownWorkers, ToleratedOutages
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
@@ -82,7 +77,8 @@ class Dispatcher:
     ) -> None:
         self._store = store
         self._engine = engine
-        self._tasks, self._min_run_s = tasks, configuration.min_run_s
+        self._tasks = tasks
+        self._min_run_s = configuration.min_run_s
         self.api = api
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
@@ -115,6 +111,7 @@ class Dispatcher:
             policy,
             self.starter,
             configuration.lease_timeout_s,
+            starter=self.starter.id,
             preemptor=self._preemptions,
             policy_context=self._add_policy_context,
             obstacle=api.placement_obstacle,
@@ -138,7 +135,8 @@ class Dispatcher:
             local_worker_id=configuration.worker_id if engine.traits.is_local else None,
             queued_timeout_s=queued_timeout_s,
         )
-        self._periods, self._outages = Periods(alternatives=30, forgotten=10), dict[str, str]()
+        self._periods = Periods(alternatives=30, forgotten=10)
+        self._tolerate_outages = ToleratedOutages()
 
     def drop(self, key: Any, cause: str) -> None:
         """Forget a waiting task that Airflow does not want any more. Uses no database."""
@@ -197,21 +195,6 @@ class Dispatcher:
         with self._tolerate_outages("housekeeping"):
             self.starter.record_placed(self._tasks)
 
-    @contextmanager
-    def _tolerate_outages(self, step: str) -> Iterator[None]:
-        """A database that does not answer, or a full disk, costs one warning, not the scheduler's loop."""
-        try:
-            yield
-        except (StoreError, SQLAlchemyError, OSError) as error:
-            text = str(error) if isinstance(error, (StoreError, OSError)) else type(error).__name__
-            if text != self._outages.get(step):
-                log.warning(
-                    "%s: %s Waiting tasks keep waiting, running ones keep their devices.", step.capitalize(), text
-                )
-            self._outages[step] = text
-        else:
-            self._outages.pop(step, None)
-
     def _add_policy_context(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what the store does not know."""
         snapshot = self._context.add_to(snapshot, self._min_run_s)
@@ -251,7 +234,7 @@ class Dispatcher:
         queued, leased = self._tasks.queued(settled), self.keeper.request_ids()
         waiting = {task.request_id for task in self.queue.tasks.values()} - leased
         leases = [lease for lease in snapshot.leases if lease.request_id in waiting]
-        uses = self.keeper.uses_of(leases)
+        uses = self.keeper.uses_of(leases, self.starter.id)
         actions = reconcile(self.queue.tasks, snapshot, queued=queued, leased=leased, uses=uses, now=now)
         self._runner.execute(actions, snapshot, now)
 

@@ -124,7 +124,9 @@ class HeteroExecutor(BaseExecutor):
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
         self._reports = EndReports(dispatcher.keeper, self._engine)
         self._unleased = dispatcher.unleased
-        self._adoption = Adoption(store, dispatcher, self._engine, self._has, self._queue_again, self._round)
+        self._adoption = Adoption(
+            store, dispatcher, self._engine, lambda: self.job_id, self._has, self._queue_again, self._round
+        )
 
     def queue_workload(self, workload: Any, session: Session) -> None:
         """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""

@@ -26,14 +26,16 @@ class FailTask(NamedTuple):
 
 
 class HandOverTask(NamedTuple):
-    """The store has an unused lease for the task: a scheduler that died got it, or the answer to a commit was lost."""
+    """The store has a lease for the task, and nobody has started it: another scheduler placed its whole gang, or the
+    answer to a commit was lost."""
 
     key: Any
     lease: Lease
 
 
 class EndLease(NamedTuple):
-    """An earlier run of the task has a lease. Once its processes are gone, the task gets a lease of its own."""
+    """An earlier run of the task has a lease, or a scheduler that died got one for it. Once nothing can run under it,
+    the task gets a new lease."""
 
     key: Any
     lease: Lease

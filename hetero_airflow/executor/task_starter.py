@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.clock import Clock
@@ -46,6 +47,8 @@ class TaskStarter:
     airflow_queue: str
     queued_timeout_s: float
     signer: GrantSigner
+    id: str = field(default_factory=lambda: uuid4().hex)
+    """Names this scheduler in the leases whose tasks it starts. A restarted scheduler is another one."""
     requests: Mapping[str, Any] = field(default_factory=dict)
     """Request id → key of the tasks that take part in the current cycle."""
     _placed: list[tuple[PendingTask, TaskLease, datetime]] = field(default_factory=list)

@@ -98,3 +98,5 @@ class Lease(BaseModel):
     expires_at: datetime
     saved_at: datetime | None = None
     """When its task last published a checkpoint under this lease; None if it has not."""
+    starter: str | None = None
+    """The only scheduler that starts its task; None until the scheduler with which the task waits claims the start."""

@@ -158,6 +158,8 @@ class Place(NamedTuple):
     alternative: int
     claims: tuple[Claim, ...]
     account: Account
+    starter: str | None = None
+    """The scheduler that starts the task as soon as the lease is granted. The cycle sets it; policies leave it."""
 
 
 class Wait(NamedTuple):

@@ -15,7 +15,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.scheduling.dispatching import LeaseDispatch, Undispatched
-from hetero_airflow.scheduling.ownership import owned_decisions
+from hetero_airflow.scheduling.ownership import owned_decisions, with_starter
 from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
 from hetero_airflow.scheduling.reaper import reap
 from hetero_airflow.scheduling.unresponsive_schedulers import UnresponsiveSchedulers
@@ -119,6 +119,7 @@ class Cycle:
     :param policy_context: adds to a snapshot what the store does not know: estimates, rules of preemption, marks of
         workers; a part that did not change is the same object again
     :param obstacle: why nothing can start now, whatever is free; None if tasks can start
+    :param starter: the id of this scheduler, which starts the tasks that wait with it
     :param ended_since: (request ids, time) → those of them whose tasks have ended since then. Their leases last until
         their processes are gone, and nothing is preempted for what they give back
     """
@@ -130,6 +131,7 @@ class Cycle:
         engine: Engine,
         lease_timeout_s: float,
         *,
+        starter: str = "",
         preemptor: Preemptor | None = None,
         policy_context: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         obstacle: Callable[[], Reason | None] = lambda: None,
@@ -140,6 +142,7 @@ class Cycle:
         self._policy = ValidatedPolicy(policy)
         self._period_s = period_of(policy)
         self._can_preempt = preemptor is not None
+        self._starter = starter
         self._add_policy_context = policy_context
         self._obstacle = obstacle
         self._ended_since = ended_since
@@ -168,6 +171,7 @@ class Cycle:
                 if last_plan is not None:
                     return replace(done, plan=last_plan, is_decided=False)
                 plan = self._decide(view, now)  # 3
+                plan = with_starter(plan, view.owned_ids, self._starter)
                 commit, done = self._commit(plan, events, now, done)  # 4
                 done = self._carry_out(plan, commit, view, now, done)  # 5
                 if not commit.raced:  # no other scheduler took a chosen device

@@ -13,6 +13,24 @@ _OTHER_LEADER = Reason(
 )
 
 
+def with_starter(plan: Plan, owned_ids: Set[str], starter: str) -> Plan:
+    """The plan with this scheduler as the one that starts the placed tasks which wait with it.
+
+    Members of a gang that wait with other schedulers have no starter yet: those claim their starts.
+    """
+    if not plan.places:
+        return plan
+    return replace(
+        plan,
+        decisions=tuple(
+            decision._replace(starter=starter)
+            if isinstance(decision, Place) and decision.request_id in owned_ids
+            else decision
+            for decision in plan.decisions
+        ),
+    )
+
+
 def owned_decisions(
     plan: Plan, owned_ids: Set[str], slots: int | None, gangs: Mapping[str, str], obstacle: Reason | None = None
 ) -> Plan:

@@ -34,6 +34,7 @@ def granted_lease(place: Place, claims: tuple[Claim, ...], token: int, now: date
         state=LeaseState.GRANTED,
         granted_at=now,
         expires_at=expires_at,
+        starter=place.starter,
     )
 
 

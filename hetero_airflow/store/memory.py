@@ -19,6 +19,7 @@ from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, de
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
 from hetero_airflow.store.memory_workers import MemoryWorkers
 from hetero_airflow.store.speeds.in_memory import MemorySpeeds
+from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import (
     MAX_RUNS,
     CheckpointSaved,
@@ -84,6 +85,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
             RequestSubmitted: self._submit,
             RequestWithdrawn: self._withdraw,
             CheckpointSaved: self._save,
+            StartClaimed: self._claim_start,
             StartDelayed: self._delay,
         }
         """Type of event → records one, and returns whether a snapshot shows the change."""
@@ -211,6 +213,13 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         if lease is None or lease.token != event.token:
             return False
         self._put_lease(lease.model_copy(update={"saved_at": now}))
+        return True
+
+    def _claim_start(self, event: StartClaimed, now: datetime) -> bool:
+        lease = self._builder.lease(event.lease_id)
+        if lease is None or lease.token != event.token or lease.starter is not None:
+            return False
+        self._put_lease(lease.model_copy(update={"starter": event.starter}))
         return True
 
     def _delay(self, event: StartDelayed, now: datetime) -> bool:

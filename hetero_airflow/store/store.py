@@ -18,6 +18,7 @@ from hetero_airflow.model.plan import Plan, Reason
 from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.store.start_claim import StartClaimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ StoreEvent = (
     | RequestSubmitted
     | RequestWithdrawn
     | CheckpointSaved
+    | StartClaimed
     | StartDelayed
     | HoldPlaced
     | HoldLifted

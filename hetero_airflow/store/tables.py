@@ -221,6 +221,7 @@ lease = sa.Table(
     sa.Column("granted_at", UtcDateTime, nullable=False),
     sa.Column("expires_at", UtcDateTime, nullable=False),
     sa.Column("saved_at", UtcDateTime, comment="When its task last published a checkpoint"),
+    sa.Column("starter", NAME, comment="The only scheduler that starts its task; NULL until one claims the start"),
     sa.Column("ended_at", UtcDateTime),
     sa.Column("outcome", WORD, comment="How its task stood then; NULL for one that never ran, or if nobody knows"),
     sa.Column("cause", sa.Text, nullable=False),

@@ -13,6 +13,7 @@ from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
@@ -214,6 +215,12 @@ def bench():
     bench.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
     yield bench
     bench.dispatcher._resolver.close()
+
+
+@pytest.fixture(autouse=True)
+def no_reported_speeds(monkeypatch):
+    """The stand-ins have no task state store."""
+    monkeypatch.setattr(reported_speeds, "read_states", lambda keys, name: {})
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.lease import LeaseState
-from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_worker
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
 
 SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
 
@@ -50,19 +51,16 @@ class TestPlacing:
         bench.beat(1)
         assert bench.started == ["a"]
 
-    def test_a_lease_of_a_dead_scheduler_is_used_only_when_the_task_can_start(self, make_bench):
-        first = make_bench()
-        first.store.record([WorkerSeen(a_worker())], EPOCH)
-        first.hold("a")
-        first.beat()
-        second = make_bench(first.store)
-        second.lose_api_server()
-        second.hold("a")
-        second.beat(1)
-        assert second.started == []
-        second.bring_back_api_server()
-        second.beat(1)
-        assert second.started == ["a"]
+    def test_a_lease_that_no_scheduler_has_used_is_used_only_when_the_task_can_start(self, bench):
+        id_ = bench.hold("a")
+        bench.store.record([RequestSubmitted(a_pending(id_))], EPOCH)
+        (lease,) = bench.store.commit(Plan((a_place(id_, **{"GPU-0": 1000}),)), EPOCH, EPOCH).leases
+        bench.lose_api_server()
+        bench.beat(1)
+        assert (bench.started, bench.lease(id_).starter) == ([], None)
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert (bench.started, bench.lease(id_).token) == (["a"], lease.token)
 
     def test_a_placement_check_waits_too(self, bench):
         bench.hold("room")

@@ -143,16 +143,32 @@ def test_requests_that_airflow_gave_up_while_no_scheduler_looked_leave_the_queue
     assert bench.started == []
 
 
-def test_a_task_that_was_leased_by_a_scheduler_which_died_starts_on_that_lease(make_bench):
+def test_a_task_that_a_dead_scheduler_sent_gets_a_new_lease_once_nothing_can_begin_under_the_old_one(make_bench):
     first = make_bench()
     first.store.record([WorkerSeen(a_worker())], EPOCH)
     id_ = first.hold("a")
     first.beat()
     second = make_bench(first.store)
     second.hold("a")
+    sent = first.lease(id_)
     second.beat(1)
-    assert second.started == ["a"]
-    assert second.store.snapshot().leases == (first.lease(id_),)
+    assert (second.started, second.store.snapshot().leases) == ([], (sent,)), "its message may be on the way"
+    for _ in range(4):
+        second.beat(30)
+    assert (second.started, second.lease(id_).token) == (["a"], sent.token + 1)
+
+
+def test_a_lease_that_no_scheduler_has_used_is_claimed_by_one(make_bench):
+    """As of a member of a gang that another scheduler placed."""
+    first = make_bench()
+    second = make_bench(first.store)
+    id_ = first.hold("a")
+    assert second.hold("a") == id_
+    first.store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending(id_))], EPOCH)
+    first.store.commit(Plan((a_place(id_, **{"GPU-0": 1000}),)), EPOCH, EPOCH + timedelta(minutes=1))
+    for bench in (first, second):
+        bench.beat(1)
+    assert (first.started, second.started) == (["a"], [])
 
 
 def test_a_database_that_does_not_answer_costs_one_warning_a_step_and_loses_nothing(make_bench, caplog):

@@ -274,6 +274,17 @@ def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, exec
     assert "a" not in bench.keeper.running
 
 
+@pytest.mark.parametrize(("job", "waits"), [(1, []), (2, ["a"])])
+def test_what_another_scheduler_queued_again_waits_here_beside_its_last_run(bench, executor, monkeypatch, job, waits):
+    executor.job_id = 1
+    id_ = start(bench)
+    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
+    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
+    queued = a_task_instance(next(iter(bench.keeper.running)), id_, "queued", queued_by_job_id=job)
+    assert executor.try_adopt_task_instances([queued]) == []
+    assert list(map(str, bench.queue.tasks)) == waits
+
+
 def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_bench):
     id_ = start(bench)
     heir = make_bench(bench.store)

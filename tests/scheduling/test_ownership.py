@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero_airflow.model.plan import Account, Place, Plan, Preempt, Reason, ReasonCode, Wait
-from hetero_airflow.scheduling.ownership import owned_decisions
+from hetero_airflow.scheduling.ownership import owned_decisions, with_starter
 from hetero_airflow.testing import EPOCH, a_place
 
 BUSY = Reason(ReasonCode.BUSY, "1 × gpu", "0 of 2 free")
@@ -91,3 +91,10 @@ def test_a_gang_of_several_schedulers_needs_slots_for_the_owned_members_only() -
 def test_preemptions_and_the_time_of_the_next_decision_are_kept() -> None:
     plan = Plan((a_wait("a", 1),), (Preempt("l", 1, "r", None, "room"),), EPOCH)
     assert owned_decisions(plan, {"a"}, None, {}) == plan
+
+
+def test_a_scheduler_starts_what_waits_with_it_and_leaves_the_rest_of_a_gang_to_others() -> None:
+    places = [a_place(name, **{"GPU-0": 100}) for name in "ab"]
+    plan = Plan((*places, a_wait("a", 1)))
+    assert with_starter(plan, {"a"}, "me") == Plan((places[0]._replace(starter="me"), places[1], a_wait("a", 1)))
+    assert with_starter(Plan((a_wait("a", 1),)), {"a"}, "me") == Plan((a_wait("a", 1),))

@@ -10,6 +10,7 @@ from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
 from hetero_airflow.model.lease import TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason, ReasonCode
 from hetero_airflow.model.snapshot import DeviceUsage
+from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import CheckpointSaved, RequestSubmitted, StartDelayed, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
 from tests.store.contract import LATER, MUCH_LATER, grant, prepare, release
@@ -82,6 +83,22 @@ def test_a_lease_remembers_when_its_task_saved(store):
     assert store.snapshot().leases == (lease,)
     store.record([CheckpointSaved(lease.id, lease.token)], LATER)
     assert store.snapshot().leases == (lease.model_copy(update={"saved_at": LATER}),)
+
+
+def test_one_scheduler_starts_the_task_of_a_lease(store):
+    prepare(store, "r1", "r2")
+    sent, free = grant(store, a_place("r1", **{"GPU-0": 1000})._replace(starter="a"), a_place("r2", **{"GPU-1": 1000}))
+    assert (sent.starter, free.starter) == ("a", None)
+    wrong_token = StartClaimed(free.id, free.token + 1, "b")
+    store.record([wrong_token, StartClaimed("other", 1, "b"), StartClaimed(sent.id, sent.token, "b")], LATER)
+    assert store.snapshot().leases == (sent, free)
+    claims = [StartClaimed(free.id, free.token, name) for name in ("b", "c")]
+    store.record(claims, LATER)
+    store.record(claims[1:], LATER)
+    assert store.snapshot().leases == (sent, free.model_copy(update={"starter": "b"}))
+    move_lease(store, free.id, free.token, LeaseState.RELEASED, LATER)
+    store.record([StartClaimed(free.id, free.token, "c")], LATER)
+    assert [lease.starter for lease in store.request_history("dag", "run", "r2").leases] == ["b"]
 
 
 def test_why_what_was_placed_does_not_run_yet_is_reported_until_it_does(store):

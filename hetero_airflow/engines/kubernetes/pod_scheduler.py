@@ -9,7 +9,6 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import (
     AirflowKubernetesScheduler,
     KubernetesJobWatcher,
-    ResourceVersion,
 )
 from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 from urllib3.exceptions import ReadTimeoutError
@@ -37,7 +36,8 @@ class LeasingPodScheduler(AirflowKubernetesScheduler):
             self._make_connect(),
             watcher_queue=self.watcher_queue,
             namespace=namespace,
-            resource_version=ResourceVersion().resource_version.get(namespace, "0"),
+            # with all pods that are there. Airflow's `ResourceVersion` does not tell clusters apart
+            resource_version="0",
             scheduler_job_id=self.scheduler_job_id,
             kube_config=self.kube_config,
             supports_task_instance_uuid=self.supports_task_instance_uuid,

@@ -52,7 +52,7 @@ class ReportedSpeeds:
         try:
             texts = read_states(due, PROGRESS)
         except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
-            log.warning("The speeds of tasks can't be read: %s", error)
+            log.warning("The speeds of tasks can't be read: %s", type(error).__name__)
             return False
         speeds = dict(self._read(due, texts))
         for task in due.values():

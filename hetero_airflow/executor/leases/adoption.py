@@ -25,6 +25,7 @@ _MAX_ROUND_S = 5.0
 class Adoption:
     """Decides for each task whether it is queued again, followed, or left to the engine.
 
+    :param job_id: the id of this scheduler's job in Airflow
     :param has_task: whether a task with that key waits or runs here
     :param queue: lets a task instance wait here
     :param round: held while this executor's tasks change
@@ -33,6 +34,7 @@ class Adoption:
     store: CachedSnapshotStore
     dispatcher: Dispatcher
     engine: AirflowEngine
+    job_id: Callable[[], Any]
     has_task: Callable[[Any], bool]
     queue: Callable[[Any], None]
     round: Lock
@@ -56,7 +58,14 @@ class Adoption:
 
     def _is_own(self, ti: Any) -> bool:
         """Whether this executor has the task. The engine knows about tasks without a device."""
-        return self.has_task(ti.key) or (not is_device_task(ti.executor_config) and self.engine.has_task(ti))
+        if not is_device_task(ti.executor_config):
+            return self.has_task(ti.key) or self.engine.has_task(ti)
+        return self.has_task(ti.key) and not self._is_later_run(ti)
+
+    def _is_later_run(self, ti: Any) -> bool:
+        """Whether another scheduler has queued a task again whose earlier run is kept here."""
+        is_kept = ti.key in self.dispatcher.keeper.running and ti.key not in self.dispatcher.queue.tasks
+        return is_kept and ti.state == TaskInstanceState.QUEUED and ti.queued_by_job_id != self.job_id()
 
     def _adopt(self, tis: Sequence[Any]) -> list[Any]:
         self.store.invalidate()

@@ -85,14 +85,14 @@ class LeaseKeeper:
         cause = "its task was queued again"
         self._ending[lease.id] = EndingTask(key, lease, LeaseState.RELEASED, cause, is_end_known=False)
 
-    def uses_of(self, leases: Sequence[Lease]) -> dict[str, LeaseUse]:
+    def uses_of(self, leases: Sequence[Lease], scheduler: str) -> dict[str, LeaseUse]:
         """Lease id → its use, for leases of waiting tasks that are not kept here; out of reach, only `BEGUN`."""
         if not leases:
             return {}
         processes = self._tasks.processes([lease.request_id for lease in leases])
         known = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
         liveness = self.liveness_of(known)
-        uses = {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
+        uses = {lease.id: lease_use(lease, process, liveness[lease.id], scheduler) for lease, process in known}
         far = {lease.id for lease in leases if not self._is_in_reach(lease)}
         return {id_: use for id_, use in uses.items() if id_ not in far or use is LeaseUse.BEGUN}
 

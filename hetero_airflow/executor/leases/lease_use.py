@@ -1,7 +1,8 @@
 """Whether a lease is used, and by which run. Pure.
 
 A lease belongs to one run. A task that is queued again has the same request, so its last run may still have the lease:
-its process may be frozen, and another scheduler may be waiting for its end.
+its process may be frozen, and another scheduler may be waiting for its end. And one scheduler starts the task of a
+lease, once: two messages with one lease could begin two runs, one after the other.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ class LeaseUse(StrEnum):
     """What a live lease says about the next run of its task."""
 
     UNUSED = "unused"
-    """No run has begun under it, and no process of it is known: the task may start under it."""
+    """Nobody has started its task: the scheduler with which the task waits may do so."""
     IN_USE = "in use"
-    """A run is about to begin under it, or is over: nothing else may start."""
+    """A run may be about to begin under it, or is over: nothing else may start."""
     BEGUN = "begun"
     """Airflow has a run under it that goes on. The scheduler that started it may be dead: the run is followed."""
     LEFT_OVER = "left over"
-    """Its run is over for Airflow, since the task is queued again. The next run waits for its processes to be gone, and
-    gets a new lease."""
+    """Its run is over for Airflow, since the task is queued again, or can't begin any more. The next run waits for its
+    processes to be gone, and gets a new lease."""
 
 
-def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUse:
+def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness, scheduler: str) -> LeaseUse:
     """The use of a lease whose task waits here.
 
-    Where Airflow does not know of a run yet, a process may be about to begin. It is left alone as long as a scheduler
-    renews the lease. So is a lease under which a run may have begun, if the clocks of the scheduler and the API server
-    differ. Airflow lets only one process begin a queued task.
+    Where Airflow does not know of a run yet, a process may be about to begin, or its message may be on the way. It is
+    left alone as long as a scheduler renews the lease. So is a lease under which a run may have begun, if the clocks of
+    the scheduler and the API server differ. Airflow lets only one process begin a queued task.
 
     :param process: Airflow's row of the task
-    :param liveness: whether a process of the lease runs
+    :param liveness: whether a process of the lease runs, or may still start
+    :param scheduler: the id of this scheduler, which has not started the task under this lease
     """
     if is_running(lease, process):
         return LeaseUse.BEGUN
@@ -49,9 +51,12 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
         return LeaseUse.IN_USE
     if has_begun(lease, process):
         return LeaseUse.LEFT_OVER
-    if liveness is not Liveness.ALIVE and not has_begun(lease, process, CLOCK_DIFFERENCE):
+    if has_begun(lease, process, CLOCK_DIFFERENCE) or liveness is Liveness.ALIVE:
+        return LeaseUse.LEFT_OVER if lease.state is LeaseState.EXPIRED else LeaseUse.IN_USE
+    if lease.starter in (None, scheduler):
         return LeaseUse.UNUSED
-    return LeaseUse.LEFT_OVER if lease.state is LeaseState.EXPIRED else LeaseUse.IN_USE
+    can_not_begin = liveness is Liveness.GONE or lease.state is LeaseState.EXPIRED
+    return LeaseUse.LEFT_OVER if can_not_begin else LeaseUse.IN_USE
 
 
 def process_of_lease(lease: Lease, process: TaskProcess) -> TaskProcess:

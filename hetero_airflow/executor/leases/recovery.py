@@ -51,7 +51,8 @@ class TaskRecovery:
     def send_back(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool:
         """Requeue a task whose process and supervisor are gone, if the rules allow it.
 
-        Returns whether that was done. If not, Airflow fails or retries the task.
+        Returns whether that was done, or another scheduler or a user has decided meanwhile what becomes of the task. If
+        not, Airflow fails or retries it.
 
         :param evidence: what is known about their end
         """
@@ -71,7 +72,9 @@ class TaskRecovery:
         if not isinstance(decision, Requeue):
             return False
         at, has_run = now + timedelta(seconds=decision.delay_s), bool(evidence.oom_kills)
-        return self._tasks.reschedule(request_id, now, at, even_queued=has_run)
+        if not self._tasks.reschedule(request_id, now, at, even_queued=has_run):
+            log.info("%s was lost, and its state in Airflow has changed since. Nothing is reported.", key)
+        return True
 
     def failure_of_lease(self, key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Failure | None:
         """The failure that a task recorded under the lease with that token.

@@ -19,10 +19,11 @@ from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, digest
 from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
-from hetero_airflow.store.sql.leases import end_requests
+from hetero_airflow.store.sql.leases import claim_starts, end_requests
 from hetero_airflow.store.sql.presence import holds_all_leases, read_reported_leases, record_server_heartbeat
 from hetero_airflow.store.sql.pruning import forget_workers
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
+from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import (
     CheckpointSaved,
     RequestSubmitted,
@@ -77,6 +78,7 @@ def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], n
         key = {"key": saved.lease_id, "held": saved.token}
         values = {"saved_at": now, "changed": transaction.stamp}
         transaction.is_visible |= transaction.connection.execute(_SAVE.values(values), key).rowcount == 1
+    claim_starts(transaction, [event for event in events if isinstance(event, StartClaimed)])
     for alive in (event for event in events if isinstance(event, ServerAlive)):
         record_server_heartbeat(transaction, now, is_new=alive.is_new)
     for delayed in (event for event in events if isinstance(event, StartDelayed)):

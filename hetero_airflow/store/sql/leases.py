@@ -18,6 +18,7 @@ from hetero_airflow.store.lease_rules import check_move, run_end_of
 from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
 from hetero_airflow.store.sql.reads import read_leases
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
+from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import LeaseMove
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
@@ -41,6 +42,15 @@ def renew_leases(
         transaction.connection.execute(update(tables.lease).where(_LEASE.id.in_(chunk)).values(values))
     transaction.is_visible = bool(renewed)
     return frozenset(lease_id for lease_id, token in holds if tokens.get(lease_id) != token)
+
+
+def claim_starts(transaction: WriteTransaction, claims: Iterable[StartClaimed]) -> None:
+    """Write who starts the tasks of these leases, where nobody does yet."""
+    for claim in claims:
+        is_free = (_LEASE.token == claim.token) & _LEASE.starter.is_(None) & _LEASE.state.not_in(TERMINAL)
+        values = {"starter": claim.starter, "changed": transaction.stamp}
+        query = update(tables.lease).where(_LEASE.id == claim.lease_id, is_free).values(values)
+        transaction.is_visible |= transaction.connection.execute(query).rowcount == 1
 
 
 def move_leases(

@@ -170,6 +170,7 @@ def read_leases(
             granted_at=row.granted_at,
             expires_at=row.expires_at,
             saved_at=row.saved_at,
+            starter=row.starter,
         )
         for row in rows
     ]

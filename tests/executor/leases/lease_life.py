@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.leases import preemption, recovery
 from hetero_airflow.executor.leases.lease_use import CLOCK_DIFFERENCE
 from hetero_airflow.model.grant import SKEW_S
@@ -169,7 +170,10 @@ class LeaseLife(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.patches = [
-            *(mock.patch.object(module, "read_states", return_value={}) for module in (preemption, recovery)),
+            *(
+                mock.patch.object(module, "read_states", return_value={})
+                for module in (preemption, recovery, reported_speeds)
+            ),
             mock.patch.object(recovery, "write_state", return_value=None),
         ]
         for patch in self.patches:
@@ -280,9 +284,11 @@ class LeaseLife(RuleBasedStateMachine):
         others = [bench for bench in self.schedulers if bench is not dead]
         heir = others[which % len(others)]
         self.schedulers[self.schedulers.index(dead)] = self.new_scheduler()
-        known = {name for bench in others for name in (*bench.queue.tasks, *bench.keeper.running)}
-        for name in sorted({*dead.queue.tasks, *dead.keeper.running} - known):
-            self.adopt(name, heir)
+        waiting = {name for bench in others for name in bench.queue.tasks}
+        kept = {name for bench in others for name in bench.keeper.running}
+        for name in sorted({*dead.queue.tasks, *dead.keeper.running} - waiting):
+            if name not in kept or (name in dead.queue.tasks and self.state(name) == "queued"):
+                self.adopt(name, heir)
 
     @rule(which=WHICH, name=st.sampled_from(TASKS))
     def adopt_task_of_a_late_scheduler(self, which, name):

@@ -131,3 +131,45 @@ def test_a_run_that_begins_under_a_dead_scheduler_and_is_killed_runs_again(life)
         lambda: life.kill_run(which=0),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_message_of_a_dead_scheduler_and_one_of_its_heir_begin_no_two_runs_under_one_lease(life):
+    """The first one begins, and is rescheduled; then the second one arrives."""
+    play(
+        life,
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.beat(seconds=1, which=1),
+        lambda: life.deliver(is_lost=False, which=0),
+        lambda: life.begin(which=0),
+        lambda: life.end_run(state="up_for_reschedule", which=0),
+        lambda: life.queue_task(which=3),
+        lambda: life.beat_and_start(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_scheduler_that_acts_late_on_a_lost_run_spends_no_try(life):
+    """It was stopped after it had read that the task runs; meanwhile another one has sent the lost task back."""
+    play(
+        life,
+        lambda: life.adopt_task_of_a_late_scheduler(name="a", which=1),
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_run(which=0),
+        lambda: life.read_before_others_write(has_old_rows=True, which=1),
+        *[lambda: life.beat(seconds=25, which=0)] * 3,
+        lambda: life.go_on_with_old_reads(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_task_that_is_queued_again_by_a_scheduler_which_dies_is_adopted_by_the_one_that_keeps_its_last_run(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.end_run(state="success", which=0),
+        lambda: life.queue_task(which=0),
+        lambda: life.kill_scheduler(which=0),
+        life.nothing_goes_wrong_any_more,
+    )

@@ -2,6 +2,7 @@
 
 import pytest
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import ResourceVersion
 
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.watch import cluster_view
@@ -21,6 +22,8 @@ def running(tmp_path_factory):
         patch.setattr(cluster_view, "NODE_GRACE_S", 0)  # else the outage of one test is that of the next
         api.have_claims("gpu.nvidia.com")
         api.put("nodes", a_node("gpu-1"))
+        # what KubernetesExecutor has read from another cluster, with a namespace of the same name
+        patch.setitem(ResourceVersion().resource_version, "default", "1000000")
         cluster = Cluster(api, KubernetesEngine(32))
         cluster.states = states
         cluster.begin(cluster.engine)
