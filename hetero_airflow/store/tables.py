@@ -176,7 +176,7 @@ request = sa.Table(
     sa.Column("request", sa.Text, nullable=False, comment="The DeviceRequest, JSON"),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("submitted_at", UtcDateTime, nullable=False),
-    sa.Column("resubmitted_at", UtcDateTime, comment="When it began to wait again; NULL the first time"),
+    sa.Column("resubmitted_at", UtcDateTime, comment="When it began to wait again after a lease; NULL before"),
     sa.Column(
         "served",
         sa.Text,

@@ -245,8 +245,9 @@ def _write_requests(
     transaction: WriteTransaction, events: Sequence[RequestSubmitted | RequestWithdrawn], now: datetime
 ) -> None:
     ids = {event.request_id for event in events}
-    states: dict[str, str] = {row.id: row.state for row in transaction.read_by_rows(_states, key_rows(ids))}
-    stored = frozenset(states)
+    stored = {row.id: row for row in transaction.read_by_rows(_states, key_rows(ids))}
+    states: dict[str, str] = {key: row.state for key, row in stored.items()}
+    since = {key: now if row.was_held else row.resubmitted_at for key, row in stored.items()}
     rows: dict[str, dict[str, Any]] = {}
     causes: dict[str, str] = {}
     for event in events:
@@ -258,10 +259,10 @@ def _write_requests(
             causes[event.request_id] = event.cause
             states[event.request_id] = "ended"
     transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
-    transaction.execute_many(
-        _UPDATE_REQUEST,
-        [{"key": key, "is_paused": False, "resubmitted_at": now} | row for key, row in rows.items() if key in stored],
-    )
+    known = [
+        {"key": key, "is_paused": False, "resubmitted_at": since[key]} | rows[key] for key in rows if key in stored
+    ]
+    transaction.execute_many(_UPDATE_REQUEST, known)
     ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
     end_requests(transaction, ended, "waiting", now)
     transaction.is_visible |= bool(rows)
@@ -270,7 +271,10 @@ def _write_requests(
 @lru_cache(maxsize=2)
 def _states(dialect: str) -> Select[Any]:
     keys = json_table(dialect, key="text")
-    return select(_REQUEST.id, _REQUEST.state).join_from(keys, tables.request, _REQUEST.id == keys.c.key)
+    ended_it = (tables.lease.c.request_id == _REQUEST.id) & (tables.lease.c.ended_at == _REQUEST.ended_at)
+    was_held = select(tables.lease.c.id).where(ended_it).correlate(tables.request).exists().label("was_held")
+    query = select(_REQUEST.id, _REQUEST.state, _REQUEST.resubmitted_at, was_held)
+    return query.join_from(keys, tables.request, _REQUEST.id == keys.c.key)
 
 
 def _request_columns(pending: PendingRequest) -> dict[str, Any]:

@@ -135,3 +135,20 @@ def test_a_transaction_that_fails_counts_nothing(engine, monkeypatch):
     assert tallies(engine) == ()
     with engine.connect() as connection:
         assert connection.execute(select(tables.lease)).all() == []
+
+
+def test_a_request_that_was_withdrawn_and_submitted_again_has_waited_all_the_time(engine):
+    """As when it tries its next alternative first, or its gang is tried again."""
+    store = prepare(SqlStore(engine), "r1")
+    again = [RequestWithdrawn("r1", "another alternative"), RequestSubmitted(a_pending("r1"))]
+    store.record(again, at(20))
+    store.record(again[:1], at(30))
+    store.record(again[1:], at(31))
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), at(40), at(100)).leases
+    end(store, lease, at(1000), run_end=RunEnd.PAUSED)
+    store.record(again[1:], at(1010))
+    store.record(again, at(1015))
+    store.record(again[:1], at(1016))
+    store.record(again[1:], at(1017))
+    store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), at(1020), at(1060))
+    assert counts(engine, TallyName.WAITED) == {(A100, "60"): (1, 40_000), (A100, "15"): (1, 10_000)}

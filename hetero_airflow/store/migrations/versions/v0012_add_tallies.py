@@ -31,7 +31,7 @@ def upgrade() -> None:
         "device_model", sa.String(400), comment="vendor/kind/model of its first accelerator, or of its CPU"
     )
     op.add_column("hetero_lease", model)
-    again = sa.Column("resubmitted_at", UtcDateTime, comment="When it began to wait again; NULL the first time")
+    again = sa.Column("resubmitted_at", UtcDateTime, comment="When it began to wait again after a lease; NULL before")
     op.add_column("hetero_request", again)
 
 
