@@ -45,6 +45,7 @@ GROUPS = {
         "tests/cli/test_commands.py",
         "tests/cli/test_rehearsing_commands.py",
         "tests/cli/workers/test_enroll.py",
+        "tests/cli/requests/test_decisions.py",
         "tests/cli/requests/test_render.py",
         "tests/cli/simulation/test_task_history.py",
     ),

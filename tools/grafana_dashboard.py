@@ -45,6 +45,42 @@ def make_dashboard() -> str:
         .with_row(Row("Demand"))
         .with_panel(series("Waiting tasks by reason", "sum by (reason) (hetero_requests_waiting)", "{{reason}}"))
         .with_panel(series("Workers that would help", "sum by (type) (hetero_wanted_workers)", "{{type}}"))
+        .with_row(Row("Tasks"))
+        .with_panel(
+            series(
+                "Wait of 95 % of the placed tasks",
+                "histogram_quantile(0.95, sum by (vendor, model, le) (rate(hetero_request_wait_seconds_bucket[1h])))",
+                "{{vendor}}/{{model}}",
+                "s",
+            )
+        )
+        .with_panel(
+            series(
+                "Mean duration of leases",
+                "sum by (vendor, model) (rate(hetero_lease_duration_seconds_sum[1h])) "
+                "/ (sum by (vendor, model) (rate(hetero_lease_duration_seconds_count[1h])) > 0)",
+                "{{vendor}}/{{model}}",
+                "s",
+            )
+        )
+        .with_panel(
+            series(
+                "Placements in an hour",
+                "sum by (vendor, model) (increase(hetero_placements_total[1h]))",
+                "{{vendor}}/{{model}}",
+            )
+        )
+        .with_panel(
+            series(
+                "Ended leases in an hour",
+                "sum by (outcome) (increase(hetero_leases_ended_total[1h]))",
+                "{{outcome}}",
+            )
+        )
+        .with_panel(series("Preemptions in an hour", "sum(increase(hetero_preemptions_total[1h]))", "preemptions"))
+        .with_panel(
+            series("Refusals in an hour", "sum by (reason) (increase(hetero_refusals_total[1h])) > 0", "{{reason}}")
+        )
         .with_row(Row("Devices"))
         .with_panel(
             series("Leased devices by model", "sum by (vendor, model) (hetero_leased_devices)", "{{vendor}}/{{model}}")

@@ -59,6 +59,9 @@ _AGENT = (
     Arg(("--labels",), metavar="JSON", help="The worker's labels; default: the option labels of the section hetero"),
     Arg(("--user",), metavar="NAME", help="The user that runs the worker's tasks; default: the agent's own"),
 )
+_DECISIONS = Arg(
+    ("--since",), metavar="TIME", default="1d", help="How far back: a duration such as 30m, 6h or 7d; default: 1d"
+)
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="The instance of a mapped task, from 0")
 _DRAIN = (
     _TARGET,
@@ -135,10 +138,10 @@ def get_commands() -> list[CLICommand]:
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
     >>> names[8:15]
-    ['top', 'queue', 'explain', 'cancel', 'pause', 'unpause', 'bump']
-    >>> names[15:20]
-    ['plan', 'simulate', 'render', 'snapshot', 'config']
-    >>> names[20:]
+    ['top', 'queue', 'explain', 'decisions', 'cancel', 'pause', 'unpause']
+    >>> names[15:21]
+    ['bump', 'plan', 'simulate', 'render', 'snapshot', 'config']
+    >>> names[21:]
     ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
@@ -178,6 +181,9 @@ def get_commands() -> list[CLICommand]:
                     _MAP_INDEX,
                     _flag("--watch", "Show it again every two seconds, until q is pressed"),
                     _JSON,
+                ),
+                _command(
+                    requests, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS
                 ),
                 _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
                 _command(requests, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),

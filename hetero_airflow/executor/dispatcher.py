@@ -35,6 +35,7 @@ from hetero_airflow.executor.leases.event_handler import LeaseEventHandler
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.leases.recovery import TaskRecovery
+from hetero_airflow.executor.leases.spans import LeaseSpans, airflow_tracer
 from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
 from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.reconcile import is_settled, reconcile
@@ -86,6 +87,7 @@ class Dispatcher:
         self._context = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
         self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note)
         self._preemptions = PreemptionNotices(store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock)
+        spans = LeaseSpans(tasks, airflow_tracer())
         self._gangs = GangRoster(store, self.keeper, tasks, self._preemptions)
         self.starter = TaskStarter(
             engine,
@@ -93,6 +95,7 @@ class Dispatcher:
             self.queue,
             self.workers,
             self._gangs,
+            spans=spans,
             api=api,
             callbacks=callbacks,
             clock=clock,
@@ -122,7 +125,7 @@ class Dispatcher:
         self._contested_log = ContestedDeviceLog(configuration.worker_id)
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(
-            store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, api, callbacks
+            store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, api, callbacks, spans
         )
         self._housekeeping = Housekeeping(
             store,

@@ -19,6 +19,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.leases.spans import LeaseSpans
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, TaskQueue
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.grant import GrantSigner
@@ -41,6 +42,7 @@ class TaskStarter:
     queue: TaskQueue
     workers: KnownWorkers
     gangs: GangRoster
+    spans: LeaseSpans
     api: ExecutionApiWatch
     callbacks: SchedulerCallbacks
     clock: Clock
@@ -133,4 +135,5 @@ class TaskStarter:
         placed, self._placed = self._placed, []
         for task, lease, at in placed:
             write_task_log(task.workload.log_path, f"Placed after {task.waited_s(at):.1f} s on {lease}", at)
+            self.spans.end_wait(task.workload.ti, lease, task.since, at)
         tasks.record_leases((task.workload, lease) for task, lease, _ in placed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["gauge", "counter", "info"]
+Kind = Literal["gauge", "counter", "histogram", "info"]
 
 _DEVICE = ("worker", "device")
 _MODEL = ("vendor", "kind", "model")
@@ -52,6 +52,27 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "The longest wait of a request that is not paused; 0 if none.",
     ),
+    Metric("hetero_placements_total", "counter", "Leases that were granted.", _MODEL),
+    Metric(
+        "hetero_refusals_total",
+        "counter",
+        "Requests that failed because no known worker could ever serve them.",
+        ("reason",),
+    ),
+    Metric("hetero_preemptions_total", "counter", "Leases whose task was told to save and end."),
+    Metric(
+        "hetero_leases_ended_total",
+        "counter",
+        "Ended leases by the end of their task; unknown if it never ran.",
+        ("outcome",),
+    ),
+    Metric(
+        "hetero_request_wait_seconds",
+        "histogram",
+        "How long requests waited for the devices that they got.",
+        _MODEL,
+    ),
+    Metric("hetero_lease_duration_seconds", "histogram", "From the grant of a lease to its end.", _MODEL),
     Metric("hetero_wanted_workers", "gauge", "More workers that would let waiting requests start now.", ("type",)),
     Metric(
         "hetero_device_info",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,10 +13,12 @@ from prometheus_client.registry import Collector
 
 from hetero_airflow import __version__
 from hetero_airflow.metrics.catalog import METRICS
+from hetero_airflow.metrics.tallied import Model, counters, histogram_family
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers
+from hetero_airflow.store.tallies.tally import Tally
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _READINGS = {
@@ -42,6 +44,7 @@ class FleetFacts:
     reasons: Mapping[str, int]
     """Kind of reason → number of waiting requests."""
     now: datetime
+    tallies: Sequence[Tally] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
     oldest = min((pending.submitted_at for pending in snapshot.pending if not pending.is_paused), default=facts.now)
     yield Sample("hetero_oldest_request_wait_seconds", max(0.0, (facts.now - oldest).total_seconds()))
     yield from (Sample("hetero_wanted_workers", wanted.workers, (wanted.type,)) for wanted in facts.wanted.types)
+    yield from (Sample(*counted) for counted in counters(facts.tallies, _models(snapshot)))
 
 
 def device_samples(facts: FleetFacts) -> Iterator[Sample]:
@@ -122,8 +126,12 @@ class _Families(Collector):
         if self._per_device:
             for sample in device_samples(self._facts):
                 samples[sample.metric].append(sample)
+        models = _models(self._facts.snapshot)
         for entry in METRICS:
             if entry.is_per_device and not self._per_device:
+                continue
+            if entry.kind == "histogram":
+                yield histogram_family(entry, self._facts.tallies, models)
                 continue
             family = Metric(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
             for sample in samples[entry.name]:
@@ -147,6 +155,10 @@ def _model_samples(snapshot: Snapshot) -> Iterator[Sample]:
         yield Sample("hetero_leased_devices", leased_milli[model] / MILLI_PER_DEVICE, model)
 
 
+def _models(snapshot: Snapshot) -> list[Model]:
+    return sorted({_model(device) for _, device in _accelerators(snapshot)})
+
+
 def _accelerators(snapshot: Snapshot) -> Iterator[tuple[Worker, Device]]:
     return ((worker, device) for worker in snapshot.workers for device in worker.devices if device.kind != "cpu")
 
@@ -155,5 +167,5 @@ def _can_be_leased(worker: Worker, device: Device) -> bool:
     return device.leasable and worker.state is WorkerState.ONLINE
 
 
-def _model(device: Device) -> tuple[str, str, str]:
+def _model(device: Device) -> Model:
     return device.vendor, device.kind, device.model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from hetero_airflow.store.tallies.table import make_tally_table
 from hetero_airflow.store.utc_time import UtcDateTime
 
 VERSION_TABLE = "hetero_alembic_version"
@@ -175,6 +176,7 @@ request = sa.Table(
     sa.Column("request", sa.Text, nullable=False, comment="The DeviceRequest, JSON"),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("submitted_at", UtcDateTime, nullable=False),
+    sa.Column("resubmitted_at", UtcDateTime, comment="When it began to wait again; NULL the first time"),
     sa.Column(
         "served",
         sa.Text,
@@ -216,6 +218,7 @@ lease = sa.Table(
     sa.Column("request_id", ID, nullable=False),
     sa.Column("worker_id", ID, nullable=False),
     sa.Column("alternative", sa.Integer, nullable=False),
+    sa.Column("device_model", sa.String(400), comment="vendor/kind/model of its first accelerator, or of its CPU"),
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("state", WORD, nullable=False),
     sa.Column("granted_at", UtcDateTime, nullable=False),
@@ -270,6 +273,8 @@ speed = sa.Table(
     sa.Index(None, "changed"),
     comment="Steps per second that tasks reported; outlives their leases",
 )
+
+tally = make_tally_table(metadata)
 
 decision = sa.Table(
     "hetero_decision",

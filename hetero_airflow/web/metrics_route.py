@@ -17,6 +17,7 @@ from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.store.sql.queue import count_waiting_reasons
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.web.http_refusals import HttpRequestRefused
 
 
@@ -46,6 +47,7 @@ class MetricsRoute:
         snapshot = self._store.snapshot()
         with read_transaction(self._engine()) as connection:
             reasons = count_waiting_reasons(connection)
+            tallies = read_tallies(connection)
         facts = FleetFacts(
             snapshot,
             wanted_workers(snapshot),
@@ -53,6 +55,7 @@ class MetricsRoute:
             self._store.telemetry() if devices else {},
             reasons,
             datetime.now(UTC),
+            tallies,
         )
         text, content_type = exposition(facts, request.headers.get("Accept", ""), per_device=devices)
         return Response(text, media_type=content_type)

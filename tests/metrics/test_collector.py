@@ -12,14 +12,21 @@ from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.metrics.collector import FleetFacts, exposition
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
+from hetero_airflow.store.tallies.tally import BOUNDS_S, Tally, TallyName
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
 NOW = EPOCH + timedelta(seconds=90)
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-LABELS = {metric.name: metric.labels for metric in METRICS}
+LABELS = {metric.name: metric.labels for metric in METRICS} | {
+    metric.name + suffix: (*metric.labels, *extra)
+    for metric in METRICS
+    if metric.kind == "histogram"
+    for suffix, extra in (("_bucket", ("le",)), ("_count", ()), ("_sum", ()))
+}
 HOSTILE = 'rack "7"\\\nhetero_workers 99'
 
 
@@ -78,6 +85,47 @@ def test_a_scrape_without_devices_has_the_sums_only(fleet):
 def test_the_last_readings_of_a_lost_worker_are_not_shown(fleet):
     telemetry = {("lost", "GPU-0"): Telemetry(device_id="GPU-0", utilization=1)}
     assert ("hetero_device_utilization_ratio", "lost", "GPU-0") not in values(facts(fleet, telemetry=telemetry))
+
+
+MODEL = ("nvidia", "gpu", "a100-sxm4-40gb")
+
+
+def test_what_was_counted_is_shown_by_model_outcome_and_reason():
+    label = "/".join(MODEL)
+    tallies = (
+        Tally(TallyName.WAITED, label, "5", 2, 7500),
+        Tally(TallyName.WAITED, label, "+Inf", 1, 700_000_000),
+        Tally(TallyName.WAITED, "//", "1", 4, 10),
+        Tally(TallyName.HELD, label, "30", 1, 20_250),
+        Tally(TallyName.ENDED, "paused", "", 5, 0),
+        Tally(TallyName.PREEMPTED, "", "", 6, 0),
+        Tally(TallyName.REFUSED, "model", "", 7, 0),
+    )
+    seen = values(facts(Snapshot(1), tallies=tallies))
+    assert (seen["hetero_placements_total", *MODEL], seen["hetero_placements_total", "", "", ""]) == (3, 4)
+    assert seen["hetero_leases_ended_total", "paused"] == 5
+    assert seen["hetero_preemptions_total",] == 6
+    assert seen["hetero_refusals_total", "model"] == 7
+    waits = "hetero_request_wait_seconds"
+    buckets = [seen[f"{waits}_bucket", *MODEL, bound] for bound in ("1.0", "5.0", "15.0", "604800.0", "+Inf")]
+    assert (buckets, seen[f"{waits}_count", *MODEL], seen[f"{waits}_sum", *MODEL]) == ([0, 2, 2, 2, 3], 3, 700_007.5)
+    assert seen["hetero_lease_duration_seconds_bucket", *MODEL, "15.0"] == 0
+    assert seen["hetero_lease_duration_seconds_bucket", *MODEL, "30.0"] == 1
+    assert seen["hetero_lease_duration_seconds_sum", *MODEL] == 20.25
+
+
+def test_a_counter_is_0_before_the_first_event(fleet):
+    """Prometheus sees an increase only between two scrapes."""
+    seen = values(facts(fleet))
+    for outcome in (*RunEnd, "unknown"):
+        assert seen["hetero_leases_ended_total", outcome] == 0
+    assert seen["hetero_preemptions_total",] == seen["hetero_refusals_total", "memory"] == 0
+    assert seen["hetero_placements_total", *MODEL] == seen["hetero_request_wait_seconds_count", *MODEL] == 0
+
+
+def test_the_size_of_a_scrape_does_not_grow_with_what_was_counted(fleet):
+    counted = tuple(Tally(TallyName.WAITED, "/".join(MODEL), str(bound), 10**9, 10**15) for bound in BOUNDS_S)
+    assert len(values(facts(fleet, tallies=counted))) == len(values(facts(fleet)))
 
 
 def test_a_hostile_name_stays_one_value_of_a_label(fleet):

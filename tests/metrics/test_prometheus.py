@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 
 import grafana_dashboard
@@ -29,10 +30,24 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
+from hetero_airflow.store.tallies.tally import Tally, TallyName
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_worker, leased
 
 HERE = Path(__file__).parent
+SUFFIXES = {False: ("",), True: ("_bucket", "_count", "_sum")}
+"""What follows the name of a histogram in queries; of other metrics, nothing."""
 CREDENTIALS = "Bearer b5c0a6d3f1e24f7c"
+
+A100 = "nvidia/gpu/a100-sxm4-40gb"
+RATIOS = {
+    ("hetero_placements_total", "hetero_preemptions_total"): 3,
+    ('hetero_request_wait_seconds_bucket{le=~"30([.]0)?"}', "hetero_placements_total"): 2 / 3,
+    ("hetero_request_wait_seconds_sum", "hetero_request_wait_seconds_count"): 130 / 3,
+    ("hetero_lease_duration_seconds_sum", "hetero_lease_duration_seconds_count"): 2000,
+    ('hetero_leases_ended_total{outcome="lost"}', "hetero_leases_ended_total"): 1 / 3,
+    ('hetero_refusals_total{reason="count"}', "hetero_preemptions_total"): 1,
+}
+"""Two counters → the ratio of their rates, with the tallies below."""
 
 needs_prometheus = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),
@@ -57,7 +72,7 @@ def test_each_query_is_valid_and_asks_for_known_metrics(query):
     promql_parser.parse(query)
     asked = set(re.findall(r"hetero_\w+", query))
     assert asked
-    assert asked <= {metric.name for metric in METRICS}
+    assert asked <= {metric.name + suffix for metric in METRICS for suffix in SUFFIXES[metric.kind == "histogram"]}
 
 
 def test_the_dashboard_is_what_its_tool_writes():
@@ -74,7 +89,20 @@ def test_the_rules_raise_their_alerts_and_no_others(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def fleet() -> FleetFacts:
+def tallies(scrape: int) -> tuple[Tally, ...]:
+    """What was counted until this scrape: each of them finds three more tasks placed, after 10, 20 and 100 s."""
+    waited = ((bucket, count * scrape, ms * scrape) for bucket, count, ms in (("30", 2, 30_000), ("300", 1, 100_000)))
+    return (
+        *(Tally(TallyName.WAITED, A100, *row) for row in waited),
+        Tally(TallyName.HELD, A100, "3600", 2 * scrape, 4_000_000 * scrape),
+        Tally(TallyName.ENDED, "finished", "", 2 * scrape, 0),
+        Tally(TallyName.ENDED, "lost", "", scrape, 0),
+        Tally(TallyName.PREEMPTED, "", "", scrape, 0),
+        Tally(TallyName.REFUSED, "count", "", scrape, 0),
+    )
+
+
+def fleet(scrape: int) -> FleetFacts:
     """A fleet in which every panel of the dashboard has something to show."""
     hold = Hold("worker-a", "GPU-1", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
     workers = (a_worker(), a_worker("lost", state=WorkerState.LOST))
@@ -88,17 +116,20 @@ def fleet() -> FleetFacts:
         {("worker-a", "GPU-0"): reading},
         {"busy": 1},
         EPOCH + timedelta(minutes=1),
+        tallies(scrape),
     )
 
 
 class Handler(BaseHTTPRequestHandler):
     """Answers scrapes with the token."""
 
+    scrapes = count(1)
+
     def do_GET(self) -> None:
         if self.headers["Authorization"] != CREDENTIALS:
             self.send_error(401)
             return
-        text, content_type = exposition(fleet(), self.headers["Accept"], per_device=True)
+        text, content_type = exposition(fleet(next(self.scrapes)), self.headers["Accept"], per_device=True)
         self.send_response(200)
         self.send_header("Content-Type", content_type)
         self.end_headers()
@@ -145,10 +176,14 @@ def test_a_real_prometheus_reads_the_metrics_and_answers_each_panel(prometheus):
     def ask(path: str, **params: str) -> dict:
         return httpx.get(f"{prometheus}/api/v1/{path}", params=params, timeout=30).json()["data"]
 
+    def value(query: str) -> float:
+        (sample,) = ask("query", query=query)["result"]
+        return float(sample["value"][1])
+
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
-            if ask("query", query="hetero_build_info")["result"]:
+            if ask("query", query="count_over_time(hetero_build_info[1m]) >= 4")["result"]:
                 break
         except httpx.HTTPError:
             pass
@@ -157,5 +192,9 @@ def test_a_real_prometheus_reads_the_metrics_and_answers_each_panel(prometheus):
     assert (target["health"], target["lastError"]) == ("up", "")
     empty = [title for title, query in panels().items() if not ask("query", query=query)["result"]]
     assert empty == []
+    ratios = {pair: value("sum(rate({}[1m])) / sum(rate({}[1m]))".format(*pair)) for pair in RATIOS}
+    assert ratios == pytest.approx(RATIOS)
+    median = value("histogram_quantile(0.5, rate(hetero_request_wait_seconds_bucket[1m]))")
+    assert median == pytest.approx(15 + 1.5 / 2 * 15), "two of three waits are in the bucket from 15 to 30 s"
     (group,) = ask("rules")["groups"]
     assert {rule["name"] for rule in group["rules"]} == set(rules())

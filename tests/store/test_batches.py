@@ -15,6 +15,7 @@ from hetero_airflow.store.sql import transaction as sql_transaction
 from hetero_airflow.store.sql.plan_commit import PlanCommit
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
+from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 from tests.postgres_server import wait_until_blocked
 
@@ -122,3 +123,5 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     assert used == {("worker-a", "GPU-0"): 1000}
     assert [decision["outcome"] for decision in second.request_history("dag", "run", "r3").decisions] == ["wait"]
     assert not second.request_history("dag", "run", "r1").decisions
+    with sql_transaction.read_transaction(postgres_engine) as connection:
+        assert [(tally.name, tally.count) for tally in read_tallies(connection)] == [("waited", 1)], "of r0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
@@ -18,6 +19,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import (
     HealthNoted,
@@ -29,6 +31,7 @@ from hetero_airflow.store.store import (
     WorkerLost,
     WorkerSeen,
 )
+from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.store.contract import grant, place, prepare, release
 
@@ -41,13 +44,13 @@ def a_hold(worker_id: str, since: datetime = EPOCH) -> Hold:
 
 
 def rows(engine: Engine) -> dict[str, int]:
-    """Table → rows, without empty tables and the one row of `hetero_state`."""
+    """Table → rows, without empty tables, the one row of `hetero_state`, and the tallies, which name no worker."""
     with engine.connect() as connection:
         counts = {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in tables.metadata.sorted_tables
         }
-    return {name: count for name, count in counts.items() if count and name != "hetero_state"}
+    return {name: count for name, count in counts.items() if count and name not in ("hetero_state", "hetero_tally")}
 
 
 def content(store: MemoryStore) -> dict[str, object]:
@@ -101,6 +104,9 @@ def test_a_thousand_workers_live_and_leave_nothing_behind(store):
     assert (store.last_seen(), store.heartbeats(), store.health(), store.runs()) == ({}, {}, {}, ())
     if isinstance(store, SqlStore):
         assert rows(store._engine) == {}
+        with read_transaction(store._engine) as connection:
+            tallies = [tally.name for tally in read_tallies(connection) for _ in range(tally.count)]
+        assert Counter(tallies) == {"ended": 1000, "held": 1000, "waited": 1000}
     else:
         assert content(store) == {}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
@@ -17,7 +18,9 @@ from sqlalchemy import Engine, create_engine, select, text
 from hetero_airflow.model.lease import TERMINAL, LeaseState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 from tests.lease_audit import audit, overlaps
 from tests.store.one_scheduler import TABLES
@@ -89,6 +92,21 @@ def granted(database: Engine) -> list[str]:
         return [request_id.split("-")[0] for request_id in rows]
 
 
+def assert_tallies_are_those_of(database: Engine, leases: Collection[Any]) -> None:
+    """The counted leases, ends and times are those of the rows, though one of the writers was killed."""
+    counted: Counter[tuple[str, str]] = Counter()
+    total_ms: Counter[str] = Counter()
+    with read_transaction(database) as connection:
+        for tally in read_tallies(connection):
+            counted[tally.name, tally.label] += tally.count
+            total_ms[tally.name] += tally.total_ms
+    of_rows = Counter(("ended", lease.outcome or "unknown") for lease in leases)
+    of_rows += Counter((name, lease.device_model) for lease in leases for name in ("waited", "held"))
+    assert counted == of_rows
+    held_ms = sum((lease.ended_at - lease.granted_at).total_seconds() * 1000 for lease in leases)
+    assert total_ms["held"] == pytest.approx(held_ms, abs=len(leases))
+
+
 def test_three_schedulers_serve_all_once_though_one_is_killed(database):
     with schedulers(database, seed=1) as running:
         wait_until(lambda: granted(database).count("s2") >= REQUESTS // 4, "a quarter of what s2 has is granted")
@@ -118,6 +136,7 @@ def test_three_schedulers_serve_all_once_though_one_is_killed(database):
     ]
     assert len({lease.request_id for lease in run}) == len(run), "nothing ran to its end twice"
     assert all(lease.state in TERMINAL for lease in leases.values())
+    assert_tallies_are_those_of(database, leases.values())
     order = granted(database)
     turns = [mean(turn for turn, owner in enumerate(order) if owner == name) for name in ("s0", "s1")]
     assert max(turns) < 2 * min(turns), f"one served after the other would be thrice: {turns} of {len(order)}"

@@ -224,6 +224,7 @@ def test_prometheus_reads_the_metrics_with_their_token(airflow, speaker):
     assert answer.status_code == 200, answer.text
     assert 'hetero_workers{engine="celery",state="online"} 1.0' in answer.text
     assert "hetero_device_info" not in answer.text
+    assert 'hetero_leases_ended_total{outcome="lost"} ' in answer.text
     assert "hetero_device_info" in ask(airflow, "GET", METRICS, METRICS_TOKEN).text
     assert ask(airflow, "GET", METRICS, METRICS_TOKEN, params={"devices": "perhaps"}).status_code == 422
 

@@ -174,6 +174,13 @@ class TaskInstances:
         state = TaskInstanceState.SUCCESS
         _update(ids, TaskInstanceState.QUEUED, state=state, start_date=now, end_date=now, duration=0.0)
 
+    def trace_carrier(self, id: str) -> Mapping[str, Any] | None:
+        """The ids of Airflow's span of a try, present or past; see `LeaseSpans`."""
+        present = select(TaskInstance.context_carrier).where(TaskInstance.id == UUID(id))
+        past = select(TaskInstanceHistory.context_carrier).where(TaskInstanceHistory.task_instance_id == UUID(id))
+        rows = _read(present) or _read(past)
+        return rows[0].context_carrier if rows else None
+
     def template_context(
         self, dag_id: str, run_id: str, defaults: MutableMapping[str, Mapping[str, Any]]
     ) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.recovery import TaskRecovery
+from hetero_airflow.executor.leases.spans import LeaseSpans
 from hetero_airflow.executor.pending_task import TaskQueue
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -39,6 +40,7 @@ class LeaseEventHandler:
     health: HealthWatch
     api: ExecutionApiWatch
     callbacks: SchedulerCallbacks
+    spans: LeaseSpans
     _events: deque[LeaseEvent] = field(default_factory=deque)
 
     def handle(self, events: Iterable[LeaseEvent], now: datetime) -> None:
@@ -65,6 +67,7 @@ class LeaseEventHandler:
             failure = self.recovery.failure_of_lease(key, lease.token, self.health.host.fatal_xids(lease))
             if failure is not None:
                 self.health.report(failure, f"{key.dag_id}.{key.task_id}")
+        self.spans.end_lease(key, lease, end, now)
 
     def keep_again(self, failed: RunningTask | None, now: datetime) -> bool:
         """Keep a task again that its supervisor could not start. Returns whether that was done.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, case, exists, select
+from sqlalchemy import Select, bindparam, exists, select
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim
@@ -19,6 +19,7 @@ from hetero_airflow.store.lease_rules import are_grantable, choose_cores, suits_
 from hetero_airflow.store.sql.holds import read_devices_on_hold
 from hetero_airflow.store.sql.json_rows import json_table
 from hetero_airflow.store.sql.transaction import WriteTransaction
+from hetero_airflow.store.tallies.tally import model_label
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _HOLDER = tables.device.alias("holder").c
@@ -30,13 +31,13 @@ class _FreeDevice:
     """What is free on one device."""
 
     kind: str
+    inventory: str
+    """The whole device, JSON."""
     is_open: bool
     """Whether it may be leased at all."""
     milli: int
     memory_bytes: int | None
     """None for an accelerator, whose memory is not counted."""
-    cores: tuple[int, ...]
-    """All cores of a CPU."""
     physical_id: str | None
     taken: set[int] = field(default_factory=set)
     """Leased cores."""
@@ -49,7 +50,7 @@ class _FreeDevice:
             return None
         if self.kind != "cpu":
             return claim
-        cores = choose_cores(self.cores, self.taken, claim.share_milli // MILLI_PER_DEVICE)
+        cores = choose_cores(_read_device(self.inventory).cores, self.taken, claim.share_milli // MILLI_PER_DEVICE)
         return None if cores is None else replace(claim, cores=cores)
 
 
@@ -70,10 +71,10 @@ class DeviceLedger:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
             self._devices[row.worker_id, row.id] = _FreeDevice(
                 row.kind,
+                row.inventory,
                 row.leasable and row.is_online and not row.has_holder and (row.worker_id, row.id) not in on_hold,
                 row.capacity_milli - row.used_milli,
                 memory,
-                () if row.inventory is None else _cores(row.inventory),
                 row.physical_id,
             )
         cpus = [{"worker_key": key[0], "key": key[1]} for key, free in self._devices.items() if free.kind == "cpu"]
@@ -100,14 +101,20 @@ class DeviceLedger:
                 free.memory_bytes -= claim.memory_bytes
         return tuple(claim for _, claim in taken)
 
+    def model_label(self, worker_id: str, claims: Sequence[Claim]) -> str:
+        """The model of the first accelerator that was taken, or of the CPU, as a label of tallies."""
+        devices = [self._devices[worker_id, claim.device_id] for claim in claims]
+        first = next((device for device in devices if device.kind != "cpu"), devices[0])
+        return model_label(_read_device(first.inventory))
+
     def _is_taken_elsewhere(self, free: _FreeDevice, worker_id: str) -> bool:
         """Whether an earlier placement of the plan took the same physical device of another worker."""
         return free.physical_id is not None and self._takers.get(free.physical_id, worker_id) != worker_id
 
 
 @lru_cache(maxsize=1024)
-def _cores(inventory: str) -> tuple[int, ...]:
-    return Device.model_validate_json(inventory).cores
+def _read_device(inventory: str) -> Device:
+    return Device.model_validate_json(inventory)
 
 
 @lru_cache(maxsize=2)
@@ -129,7 +136,7 @@ def _read_devices(dialect: str) -> Select[Any]:
             exists()
             .where(_HOLDER.held_id == _DEVICE.physical_id, _HOLDER.worker_id != _DEVICE.worker_id)
             .label("has_holder"),
-            case((_DEVICE.kind == "cpu", _DEVICE.inventory)).label("inventory"),
+            _DEVICE.inventory,
         )
         .join_from(wanted, tables.device, (_DEVICE.worker_id == wanted.c.worker_key) & (_DEVICE.id == wanted.c.key))
         .join(tables.worker, _WORKER.id == _DEVICE.worker_id)

@@ -259,7 +259,8 @@ def _write_requests(
             states[event.request_id] = "ended"
     transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
     transaction.execute_many(
-        _UPDATE_REQUEST, [{"key": key, "is_paused": False} | row for key, row in rows.items() if key in stored]
+        _UPDATE_REQUEST,
+        [{"key": key, "is_paused": False, "resubmitted_at": now} | row for key, row in rows.items() if key in stored],
     )
     ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
     end_requests(transaction, ended, "waiting", now)

@@ -20,6 +20,8 @@ from hetero_airflow.store.sql.reads import read_leases
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
 from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import LeaseMove
+from hetero_airflow.store.tallies.in_sql import add_tallies
+from hetero_airflow.store.tallies.tally import Occurrence, TallyName, ended_label
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _LEASE, _HELD = tables.lease.c, tables.lease_device.c
@@ -62,9 +64,11 @@ def move_leases(
     leases = {lease.id: lease for lease in read_leases(transaction.connection, moved, {ROWS: ids})}
     outcomes: list[Lease | StoreError] = []
     rows: dict[str, dict[str, Any]] = {}
+    occurrences: list[Occurrence] = []
     for move in moves:
         outcome = check_move(move, leases.get(move.lease_id))
         if isinstance(outcome, Lease):
+            occurrences += _occurrences(move, outcome, now)
             cause = clean_cause(move.cause or TRANSITIONS[outcome.state, move.to])
             rows[outcome.id] = {"key": outcome.id, "state": move.to, "cause": cause}
             if move.to in TERMINAL:
@@ -72,12 +76,23 @@ def move_leases(
             outcome = leases[outcome.id] = outcome.model_copy(update={"state": move.to})
         outcomes.append(outcome)
     transaction.execute_rows(_move, [*rows.values()], stamp=transaction.stamp)
+    add_tallies(transaction, occurrences)
     ended = [leases[key] for key in rows if leases[key].state in TERMINAL]
     if ended:
         _free_leases(transaction, ended)
         end_requests(transaction, {lease.request_id: rows[lease.id]["cause"] for lease in ended}, "placed", now)
     transaction.is_visible |= bool(rows)
     return tuple(outcomes)
+
+
+def _occurrences(move: LeaseMove, lease: Lease, now: datetime) -> tuple[Occurrence, ...]:
+    """What a move adds to the tallies."""
+    if move.to is LeaseState.PREEMPTED:
+        return (Occurrence(TallyName.PREEMPTED, ""),)
+    if move.to not in TERMINAL:
+        return ()
+    ended = Occurrence(TallyName.ENDED, ended_label(run_end_of(move)))
+    return ended, Occurrence(TallyName.HELD, lease_id=lease.id, elapsed=now - lease.granted_at)
 
 
 def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str, Any]]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Insert, Select, Update, bindparam, exists, or_, select, update
+from sqlalchemy import BigInteger, Connection, Insert, Select, Update, bindparam, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from hetero_airflow.model.lease import Claim, Lease
-from hetero_airflow.model.plan import Decision, Place, Plan, Wait
+from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, decision_columns, digest
@@ -28,6 +28,8 @@ from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_row
 from hetero_airflow.store.sql.leases import claimed_rows, end_requests
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.store.store import CommitResult
+from hetero_airflow.store.tallies.in_sql import add_tallies
+from hetero_airflow.store.tallies.tally import Occurrence, TallyName
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 
@@ -60,11 +62,20 @@ def _wait_digest(wait: Wait) -> str:
     return digest(columns["position"], columns["reason"], columns["account"])
 
 
-def read_newest_decisions(connection: Connection, decisions: Iterable[Decision]) -> dict[str, tuple[str | None, str]]:
-    """Of the decisions' requests that wait: id → digest of the newest stored decision, and DAG id."""
+class StoredWait(NamedTuple):
+    """What the tables have of a request that waits."""
+
+    digest: str | None
+    """Of the newest stored decision; None before the first."""
+    dag_id: str
+    since: datetime
+
+
+def read_newest_decisions(connection: Connection, decisions: Iterable[Decision]) -> dict[str, StoredWait]:
+    """Those of the decisions' requests that wait, by id."""
     keys = key_rows({decision.request_id for decision in decisions})
     rows = read_by_rows(connection, _newest, keys)
-    return {row.id: (row.newest_decision, row.dag_id) for row in rows}
+    return {row.id: StoredWait(row.newest_decision, row.dag_id, row.since) for row in rows}
 
 
 class PlanCommit:
@@ -85,6 +96,8 @@ class PlanCommit:
         self._transaction, self._now, self._expires_at, self._digests = transaction, now, expires_at, digests
         self._can_grant = can_grant
         self._granted: list[tuple[Place, tuple[Claim, ...]]] = []
+        self._models: dict[str, str] = {}
+        """Request id → the model of the devices that it gets."""
         self._refused: list[str] = []
         self._kept: list[Decision] = []
         self._newest: dict[str, str] = {}
@@ -95,17 +108,17 @@ class PlanCommit:
 
         :raises PlacementConflict: the caller has to roll the transaction back
         """
-        dag_ids = self._sort_decisions(plan)
+        waits = read_newest_decisions(self._transaction.connection, plan.decisions)
+        self._sort_decisions(plan, dict(waits))
         leases = self._take_devices()
         self._write(leases)
         end_requests(self._transaction, self._ended, "waiting", self._now)
-        write_dag_tokens(self._transaction, {dag_ids[lease.request_id]: lease.token for lease in leases})
+        write_dag_tokens(self._transaction, {waits[lease.request_id].dag_id: lease.token for lease in leases})
+        self._count(leases, waits)
         return CommitResult(leases, tuple(self._refused))
 
-    def _sort_decisions(self, plan: Plan) -> dict[str, str]:
-        """Decide by the tables what becomes of each decision; returns the DAG of each waiting request."""
-        waiting = read_newest_decisions(self._transaction.connection, plan.decisions)
-        dag_ids = {request_id: dag_id for request_id, (_, dag_id) in waiting.items()}
+    def _sort_decisions(self, plan: Plan, waiting: dict[str, StoredWait]) -> None:
+        """Decide by the tables what becomes of each decision."""
         ledger = DeviceLedger(self._transaction, plan.places)
         for decision in plan.decisions:
             request_id = decision.request_id
@@ -115,10 +128,11 @@ class PlanCommit:
                     self._refused.append(request_id)
                     continue
                 self._granted.append((decision, claims))
+                self._models[request_id] = ledger.model_label(decision.worker_id, claims)
             elif request_id not in waiting:
                 continue
             elif isinstance(decision, Wait):
-                if waiting[request_id][0] != self._digests[request_id]:
+                if waiting[request_id].digest != self._digests[request_id]:
                     self._newest[request_id] = self._digests[request_id]
                     self._kept.append(decision)
                 continue
@@ -126,7 +140,6 @@ class PlanCommit:
                 self._ended[request_id] = str(decision.reason)
             self._kept.append(decision)
             del waiting[request_id]
-        return dag_ids
 
     def _take_devices(self) -> tuple[Lease, ...]:
         """Take the devices of the granted placements; returns their leases."""
@@ -155,7 +168,11 @@ class PlanCommit:
         transaction = self._transaction
         transaction.insert_rows(
             tables.lease,
-            [lease.model_dump(exclude={"claims"}) | {"cause": "", "changed": transaction.stamp} for lease in leases],
+            [
+                lease.model_dump(exclude={"claims"})
+                | {"cause": "", "changed": transaction.stamp, "device_model": self._models[lease.request_id]}
+                for lease in leases
+            ],
         )
         transaction.insert_rows(
             tables.lease_device,
@@ -181,6 +198,19 @@ class PlanCommit:
         rows = [{"key": request_id, "digest": digest} for request_id, digest in self._newest.items()]
         transaction.execute_rows(_write_newest, rows)
 
+    def _count(self, leases: Sequence[Lease], waits: Mapping[str, StoredWait]) -> None:
+        """Add the granted leases and the refused requests to the tallies."""
+        granted = [
+            Occurrence(TallyName.WAITED, lease_id=lease.id, elapsed=self._now - waits[lease.request_id].since)
+            for lease in leases
+        ]
+        refused = [
+            Occurrence(TallyName.REFUSED, decision.reason.code)
+            for decision in self._kept
+            if isinstance(decision, Refuse)
+        ]
+        add_tallies(self._transaction, granted + refused)
+
 
 def write_dag_tokens(transaction: WriteTransaction, tokens: Mapping[str, int]) -> None:
     """Write the newest token of each DAG."""
@@ -203,7 +233,8 @@ def _put_dag_tokens(dialect: str) -> Insert:
 def _newest(dialect: str) -> Select[Any]:
     keys = json_table(dialect, key="text")
     waits = (_REQUEST.id == keys.c.key) & (without_index(_REQUEST.state) == "waiting")
-    return select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id).join_from(keys, tables.request, waits)
+    since = func.coalesce(_REQUEST.resubmitted_at, _REQUEST.submitted_at).label("since")
+    return select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id, since).join_from(keys, tables.request, waits)
 
 
 @lru_cache(maxsize=2)

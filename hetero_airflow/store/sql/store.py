@@ -82,7 +82,7 @@ class SqlStore:
         if not events and all(isinstance(decision, Wait) for decision in plan.decisions):
             with read_transaction(self._engine) as connection:
                 newest = read_newest_decisions(connection, plan.decisions)
-            if all(stored == digests[request_id] for request_id, (stored, _) in newest.items()):
+            if all(stored.digest == digests[request_id] for request_id, stored in newest.items()):
                 return CommitResult()
 
         def write(*, can_grant: bool) -> CommitResult:

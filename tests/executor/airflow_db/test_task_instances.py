@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from airflow.models import import_all_models
 from airflow.models.dagrun import DagRun
+from airflow.models.hitl import HITLDetail
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.models.taskreschedule import TaskReschedule
@@ -24,7 +25,7 @@ def add(monkeypatch):
     """Adds a task instance in a state."""
     import_all_models()  # its foreign keys name the tables of others
     engine = create_engine("sqlite://")
-    for model in (DagRun, TaskInstance, TaskInstanceHistory, TaskReschedule):
+    for model in (DagRun, TaskInstance, TaskInstanceHistory, TaskReschedule, HITLDetail):
         model.__table__.create(engine)
     run = {
         "dag_id": "dag", "run_id": "run", "run_type": "manual", "state": "running", "run_after": EPOCH,
@@ -112,3 +113,16 @@ def test_a_try_that_has_just_ended_is_told_from_those_that_run_or_ended_long_ago
             session.execute(update(TaskInstance).where(TaskInstance.id == UUID(id_)).values(end_date=end_date))
     assert TaskInstances().ended_since(ids, EPOCH - timedelta(seconds=30)) == set(ids[:2])
     assert TaskInstances().ended_since([], EPOCH) == set()
+
+
+def test_the_span_of_a_try_is_found_also_after_the_next_try_has_begun(add):
+    id_, unknown = add(-1, "running"), str(uuid4())
+    tasks = TaskInstances()
+    assert (tasks.trace_carrier(id_), tasks.trace_carrier(unknown)) == (None, None)
+    with task_instances.create_session(scoped=False) as session:
+        row = session.get(TaskInstance, UUID(id_))
+        row.context_carrier = {"traceparent": "00-1-2-01"}
+    assert tasks.trace_carrier(id_) == {"traceparent": "00-1-2-01"}
+    with task_instances.create_session(scoped=False) as session:
+        session.get(TaskInstance, UUID(id_)).prepare_db_for_next_try(session)
+    assert tasks.trace_carrier(id_) == {"traceparent": "00-1-2-01"}

@@ -19,7 +19,7 @@ def test_a_trial_leaves_nothing_and_no_snapshot_shows_it(engine):
     try_lease(engine, EPOCH)
     assert SqlStore(engine).snapshot() == before
     with engine.connect() as connection:
-        for table in (tables.lease, tables.request, tables.lease_device):
+        for table in (tables.lease, tables.request, tables.lease_device, tables.tally):
             assert connection.scalar(select(func.count()).select_from(table)) == 0
 
 
