@@ -55,6 +55,7 @@ and save a sixth of them."""
 _FACTORS = {priority: CLASS_FACTOR**-priority.rank for priority in Priority}
 
 Matrix = NDArray[np.float64]
+BoolVector = NDArray[np.bool_]
 
 
 class Weight(Protocol):
@@ -98,8 +99,10 @@ class WeightedAssignment(ListPolicy):
         placed all the same, the preemption names none.
         """
         problem = assignment_problem(snapshot, index, now)
-        kept_until = _keep_new_holders(problem, snapshot, now)
-        assigned = self._assign(problem)
+        names = sorted(problem.capacities)
+        weights = self._class_weights(problem, names) if problem.candidates else np.empty((0, len(names)))
+        is_movable, kept_until = _keep_new_holders(problem, snapshot, now)
+        assigned = self._assign(problem, weights[is_movable])
         changes = plan_changes(problem, index, assigned.classes, assigned.weights)
         ids = {pending.id for pending in snapshot.pending}
         to_serve = [candidate for candidate in changes.arriving if candidate.pending.id in ids]
@@ -145,7 +148,7 @@ class WeightedAssignment(ListPolicy):
         if all(len(set(candidate.speeds.values())) == 1 for candidate in chosen):
             return plan
         problem.restrict_to(chosen, placed_ids - {candidate.pending.id for candidate in chosen})
-        classes = self._assign(problem).classes
+        classes = self._assign(problem, self._class_weights(problem, sorted(problem.capacities))).classes
         options = {c.pending.id: c.options[name] for c in chosen if (name := classes[c.pending.id]) is not None}
         index = self._indexed(snapshot)
         better = self._schedule_options(snapshot, index, options, self._order, self._may_overtake, now)
@@ -178,15 +181,18 @@ class WeightedAssignment(ListPolicy):
         weights = np.array([self._weight(candidate, problem.mean_run_s) for candidate in problem.candidates])
         return weights[:, None] * _speeds(problem, names) ** self._exponent
 
-    def _assign(self, problem: AssignmentProblem) -> _AssignedClasses:
-        """The assignment with the greatest weight, in which a move costs a restart."""
+    def _assign(self, problem: AssignmentProblem, class_weights: Matrix) -> _AssignedClasses:
+        """The assignment with the greatest weight, in which a move costs a restart.
+
+        :param class_weights: as from `_class_weights`, one row for each candidate of the problem
+        """
         names, candidates = sorted(problem.capacities), problem.candidates
         if not candidates:
             return _AssignedClasses({}, {})
         column = {name: number for number, name in enumerate(names)}
         start = np.array([WAITING if c.current is None else column[c.current] for c in candidates])
         factors = np.array([_FACTORS[candidate.pending.request.priority] for candidate in candidates])
-        values = self._class_weights(problem, names) * factors[:, None]
+        values = class_weights * factors[:, None]
         weights = values.max(axis=1).tolist()
         stay_s = EXPECTED_STAY_RUNS * problem.mean_run_s
         kept_part = stay_s / (stay_s + RESTART_S)
@@ -202,31 +208,33 @@ class WeightedAssignment(ListPolicy):
         return _AssignedClasses(dict(zip(ids, classes, strict=True)), dict(zip(ids, weights, strict=True)))
 
 
-def _keep_new_holders(problem: AssignmentProblem, snapshot: Snapshot, now: datetime) -> datetime | None:
+def _keep_new_holders(
+    problem: AssignmentProblem, snapshot: Snapshot, now: datetime
+) -> tuple[BoolVector, datetime | None]:
     """Take the requests that have not had their minimum run time out of the problem, with their devices.
 
-    Returns when the first of them has had it; None if there is none.
+    Returns which candidates stay in the problem (``bool [candidates]``), and when the first of the others has had its
+    time; None if there is no other.
 
     A higher priority class that waits may take their devices all the same. Without this, requests of several devices
     took turns on one worker within seconds: each decision began where the one before had ended.
     """
     highest = min((pending.request.priority.rank for pending in snapshot.pending), default=len(Priority))
 
-    movable, ends = list[Candidate](), list[datetime]()
+    is_movable, ends = list[bool](), list[datetime]()
     for candidate in problem.candidates:
         lease, pending = candidate.lease, candidate.pending
         if lease is None or candidate.current is None or highest < pending.request.priority.rank:
-            movable.append(candidate)
+            is_movable.append(True)
             continue
         restart_s = usual_restart_s(candidate.count) if snapshot.min_run_s and pending.attained_service_s else 0.0
         ends_at = lease.granted_at + timedelta(seconds=snapshot.min_run_s + restart_s)
-        if ends_at <= now:
-            movable.append(candidate)
-        else:
+        is_movable.append(ends_at <= now)
+        if ends_at > now:
             ends.append(ends_at)
             problem.capacities[candidate.current] -= candidate.count
-    problem.candidates = movable
-    return min(ends, default=None)
+    problem.candidates = [c for c, moves in zip(problem.candidates, is_movable, strict=True) if moves]
+    return np.array(is_movable, dtype=bool), min(ends, default=None)
 
 
 def _speeds(problem: AssignmentProblem, names: list[str]) -> Matrix:
