@@ -9,7 +9,7 @@
 ``permissions.py``   what a user may see and change
 ``key_ring.py``      the enrolled keys in memory; verifies the tokens of requests
 ``write_batcher.py`` writes the messages of many agents in few transactions
-``refusals.py``      the answers to refused requests; limits how often they are logged
+``http_refusals.py`` the answers to refused requests; limits how often they are logged
 ==================== ==============================================================================
 
 Every route identifies the client first; ``tests/web/test_every_route.py`` checks all of them. The app has no schema and

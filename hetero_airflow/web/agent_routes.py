@@ -35,8 +35,8 @@ from hetero_airflow.model.hold import Hold, HoldKind, reclaimed_hold
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
+from hetero_airflow.web.http_refusals import HttpRequestRefused, RefusalLog
 from hetero_airflow.web.key_ring import KeyRing
-from hetero_airflow.web.refusals import HttpRequestRefused, RefusalLog
 from hetero_airflow.web.write_batcher import WriteBatcher
 
 BODY_TIMEOUT_S = 30.0

@@ -19,9 +19,9 @@ from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import ServerAlive
 from hetero_airflow.web.agent_routes import AgentRoutes
+from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.metrics_route import MetricsRoute
 from hetero_airflow.web.page.page_routes import PageRoutes
-from hetero_airflow.web.refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.user_routes import UserRoutes
 
 log = logging.getLogger(__name__)

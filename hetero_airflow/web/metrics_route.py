@@ -18,7 +18,7 @@ from hetero_airflow.store.sql.queue import count_waiting_reasons
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.tallies.in_sql import read_tallies
-from hetero_airflow.web.refusals import HttpRequestRefused
+from hetero_airflow.web.http_refusals import HttpRequestRefused
 
 
 class MetricsRoute:

@@ -24,7 +24,7 @@ from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.executor.explanation.live_snapshot import placed_requests
-from hetero_airflow.matching.explanation import account_text
+from hetero_airflow.matching.accounts import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot

@@ -195,27 +195,30 @@ class LeaseKeeper:
         events: list[LeaseEvent] = []
         for task in tasks:
             key, lease, process = task.key, task.lease, self.process(task.lease)
-            is_newest = self._is_newest(key, lease)
-            if process.state == TaskInstanceState.RUNNING and is_newest:
+            earlier = self._earlier_leases(key, lease)
+            if process.state == TaskInstanceState.RUNNING and earlier is not None:
                 log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", lease.id, key)
                 self._engine.signal(self._leased_process(lease, process), signal.SIGKILL)
                 events.append(RunLost(key, lease, "its device lease was taken back"))
                 continue
             self._forget(key)
-            has_not_begun = process.state == TaskInstanceState.QUEUED and not has_begun(lease, process)
-            if has_not_begun and is_newest and task.start is not None:
+            is_clock_behind = any(known.granted_at > lease.granted_at for known in earlier or ())
+            is_unused = is_clock_behind or not has_begun(lease, process)
+            is_queued = process.state == TaskInstanceState.QUEUED
+            if is_queued and is_unused and earlier is not None and task.start is not None:
                 log.warning("Lease %s of %s was ended before its task began. The task waits again.", lease.id, key)
                 events.append(StartFailed(*task.start))
             else:
                 log.warning("Lease %s of %s has already ended. Nothing is stopped.", lease.id, key)
         return events
 
-    def _is_newest(self, key: Any, lease: Lease) -> bool:
-        """Whether the task has had no lease since; else the process in Airflow's row belongs to a newer run."""
+    def _earlier_leases(self, key: Any, lease: Lease) -> Sequence[Lease] | None:
+        """The task's leases before this one; None if it has a later one, whose run the process in Airflow's row is."""
         history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != lease.request_id:
-            return False
-        return all(known.token <= lease.token for known in history.leases)
+            return None
+        is_newest = all(known.token <= lease.token for known in history.leases)
+        return [known for known in history.leases if known.token < lease.token] if is_newest else None
 
     def find_lost(self, now: datetime, *, can_report: bool) -> list[LeaseEvent]:
         """The running tasks whose processes are gone, if it is time to look.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from hetero_airflow.matching.explanation import alternative_account, candidate_account, nearest_worker
+from hetero_airflow.matching.accounts import alternative_account, candidate_account, nearest_worker
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.plan import Account, AlternativeAccount, Decision, Place, Reason, ReasonCode, Refuse, Wait

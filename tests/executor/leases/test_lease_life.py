@@ -173,3 +173,19 @@ def test_a_task_that_is_queued_again_by_a_scheduler_which_dies_is_adopted_by_the
         lambda: life.kill_scheduler(which=0),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_task_waits_again_whose_lease_ended_unused_and_was_granted_by_a_clock_that_was_set_back(life):
+    """By that clock, the run before seems to have begun under this lease."""
+    play(
+        life,
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.beat_and_start(which=1),
+        lambda: life.end_run(state="success", which=0),
+        lambda: life.queue_task(which=0),
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.set_clock(seconds=-70, which=0),
+        lambda: life.go_on_with_old_reads(which=0),
+        lambda: life.beat_and_start(which=0),
+        life.nothing_goes_wrong_any_more,
+    )

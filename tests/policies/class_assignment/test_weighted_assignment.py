@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -12,7 +13,7 @@ from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Place, Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
+from hetero_airflow.model.snapshot import MIN_RUN_S, DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
@@ -26,7 +27,7 @@ from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending
 
 POLICIES = [Assignment, Makespan, LoadBalance]
-V100, K80 = "nvidia/v100", "nvidia/k80"
+V100, P100, K80 = "nvidia/v100", "nvidia/p100", "nvidia/k80"
 FOUR = [{V100: 1.0, K80: speed} for speed in (0.9, 0.2, 0.5, 0.7)]
 
 
@@ -159,7 +160,8 @@ def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None
     account = Assignment().decide(snapshot, EPOCH).places[0].account
     apart = Plan(tuple(Place(r, w, 0, (claim[w],), account) for r, w in (("a", "v100-0"), ("b", "v100-1"))))
     snapshot = replace(held(snapshot, apart), pending=(a_pending("large", "v100:2", 60),))
-    now = EPOCH + timedelta(seconds=60)
+    assert Assignment().decide(snapshot, EPOCH + timedelta(seconds=60)).preemptions == ()
+    now = EPOCH + timedelta(seconds=MIN_RUN_S)
     plan = Assignment().decide(snapshot, now)
     assert len(plan.preemptions) == 1
     after = Assignment().decide(freed(snapshot, plan, now), now)
@@ -255,10 +257,36 @@ def test_makespan_gives_the_longest_job_the_fast_device() -> None:
 
 def test_load_balance_lets_the_shortest_job_pass() -> None:
     request = jobs(1)[0].request
-    pair = (Job("long", 0.0, request, 9000.0, FOUR[1], "long"), Job("short", 60.0, request, 600.0, FOUR[1], "short"))
+    pair = (Job("long", 0.0, request, 9000.0, FOUR[1], "long"), Job("short", 400.0, request, 600.0, FOUR[1], "short"))
     options = Options(restart_s=fixed_restart_s(0), knowledge=Knowledge.ORACLE)
     record = Simulation(Workload("pair", pair), parse_cluster("v100=1,k80=1"), LoadBalance(), "balance", options).run()
-    assert {job.id: job.finished_s for job in record.jobs} == {"short": 660.0, "long": 9000.0 + 600.0 * (1 - 0.2)}
+    assert {job.id: job.finished_s for job in record.jobs} == {"short": 1000.0, "long": 9000.0 + 600.0 * (1 - 0.2)}
+
+
+def mixed_jobs(seed: int) -> tuple[Job, ...]:
+    """60 jobs of 1 to 8 devices and unlike speeds, four an hour, of 10 minutes to 4 hours."""
+    rng = random.Random(seed)
+    made, at_s = [], 0.0
+    for number in range(60):
+        at_s += rng.expovariate(4 / 3600)
+        count, kind = rng.choice((1, 1, 2, 4, 8)), rng.randrange(8)
+        speeds = {V100: 1.0, P100: 0.3 + 0.1 * (kind % 4), K80: 0.15 + 0.1 * (kind % 3)}
+        request = DeviceRequest.parse({f"{model}:{count}" for model in ("v100", "p100", "k80")})
+        made.append(Job(f"{number:02}", at_s, request, rng.uniform(600, 14_400), speeds, f"task-{kind}"))
+    return tuple(made)
+
+
+@pytest.mark.parametrize("knowledge", [Knowledge.SPEEDS, Knowledge.PROGRESS])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_holder_of_several_devices_keeps_them_for_its_minimum_run_time(seed: int, knowledge: Knowledge) -> None:
+    options = Options(restart_s=fixed_restart_s(60), knowledge=knowledge)
+    workload = Workload("mixed", mixed_jobs(seed))
+    record = Simulation(workload, parse_cluster("v100=8,p100=8,k80=8"), Assignment(), "assignment", options).run()
+    assert all(job.finished_s is not None for job in record.jobs)
+    taken_back = [interval for job in record.jobs for interval in job.intervals[:-1]]
+    assert taken_back
+    shortest_s = min(interval.end_s - interval.start_s for interval in taken_back)
+    assert shortest_s >= MIN_RUN_S - 1e-3, "simulated times are in microseconds"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,4 +1,4 @@
-"""Explanations of decisions: as typed accounts, and as text."""
+"""Accounts of decisions: typed, and as text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hetero_airflow.matching.explanation import NearestWorker, account_text, alternative_account, nearest_worker
+from hetero_airflow.matching.accounts import NearestWorker, account_text, alternative_account, nearest_worker
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
