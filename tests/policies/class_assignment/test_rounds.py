@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.policies.class_assignment.rounds import fractions
+from hetero_airflow.policies.class_assignment.rounds import RoundPolicy, fractions
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.max_min_fairness import MaxMinFairness
 from hetero_airflow.simulator.cluster import parse_cluster
@@ -70,3 +70,16 @@ def test_the_longest_job_is_not_left_for_the_end():
     ]
     assert ends[1] == 21_600.0
     assert ends[0] < 0.8 * ends[1]
+
+
+def test_a_job_that_keeps_its_devices_counts_in_the_fractions_of_all():
+    """Else the fractions change with each minimum run time, and the jobs take turns more often."""
+    seen = []
+
+    def norm(candidate, speeds, problem):
+        seen.append((sum(problem.capacities.values()), len(problem.candidates)))
+        return 1.0
+
+    jobs = [Job(name, at_s, ANY, 3600.0, {V100: 1.0, K80: 0.5}) for name, at_s in (("a", 0.0), ("b", 10.0))]
+    simulate(RoundPolicy("recording", norm), *jobs, cluster="v100=1,k80=1", until_s=60.0)
+    assert set(seen) == {(2, 1), (2, 2)}
