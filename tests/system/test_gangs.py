@@ -35,16 +35,18 @@ def test_both_ranks_start_when_there_is_room_for_both_and_train_together_each_wi
     airflow.wait_until(
         lambda: [ti["state"] for ti in ranks(airflow, run_id).values()] == ["queued", "queued"], "both to be held"
     )
+    log = airflow.log_text
+    text = "room for 1 at the same time"
+    airflow.wait_until(lambda: text in log("gang", run_id, "train", map_index=0), "the log to say why it waits")
     assert airflow.tasks("long", first)[0]["state"] == "running"
     airflow.api("PATCH", f"/dags/long/dagRuns/{first}", json={"state": "failed"})
     result = is_over(airflow, run_id)
     assert (result["size"], result["steps"], result["sum"]) == (2, list(range(STEPS)), 2.0 * STEPS)
     for rank in (0, 1):
-        log = airflow.log_text("gang", run_id, "train", map_index=rank)
-        assert f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1" in log
+        worker = f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1"
+        assert worker in log("gang", run_id, "train", map_index=rank)
     end = airflow.tasks("long", first)[0]["end_date"]
     assert all(ti["start_date"] > end for ti in ranks(airflow, run_id).values())
-    assert "room for 1 at the same time" in airflow.log_text("gang", run_id, "train", map_index=0)
 
 
 def test_where_torchrun_dies_both_give_their_devices_back_and_go_on_together_from_the_last_checkpoint(airflow):
