@@ -59,7 +59,7 @@ METRICS: tuple[Metric, ...] = (
         "Requests that failed because no known worker could ever serve them.",
         ("reason",),
     ),
-    Metric("hetero_preemptions_total", "counter", "Leases whose task was told to save and end."),
+    Metric("hetero_preemptions_total", "counter", "Leases whose task was asked to save and end."),
     Metric(
         "hetero_leases_ended_total",
         "counter",

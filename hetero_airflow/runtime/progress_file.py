@@ -99,9 +99,14 @@ class ProgressFile:
             return
         step, at = self._saved or (None, None)
         progress = Progress(
-            step=self._step, at=self._clock.now(), saved_step=step, saved_at=at, phase=self._phase, total=self._total,
+            step=self._step,
+            at=self._clock.now(),
+            saved_step=step,
+            saved_at=at,
+            phase=self._phase,
+            total=self._total,
             can_save=self._can_save,
-        )  # fmt: skip
+        )
         with self._lock:
             self._due = time.monotonic() + INTERVAL_S
             try:

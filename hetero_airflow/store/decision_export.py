@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, select
 
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import decision_json
+from hetero_airflow.store.sql.queue import read_newest_decision_id
 from hetero_airflow.store.sql.transaction import read_transaction
 
 PAGE = 200
@@ -29,7 +30,7 @@ def decision_pages(engine: Engine, since: datetime) -> Iterator[list[dict[str, A
     :raises StoreUnavailable: the database is down, locked, or not migrated
     """
     with read_transaction(engine) as connection:
-        last = connection.scalar(select(func.max(_DECISION.id))) or 0
+        last = read_newest_decision_id(connection)
     query = (
         select(_DECISION.id, _DECISION.request_id, *_TASK, *_MADE, _DECISION.account)
         .join_from(tables.decision, tables.request, _REQUEST.id == _DECISION.request_id)

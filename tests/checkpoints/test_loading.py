@@ -8,6 +8,7 @@ import logging
 import pickle
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_an_existing_folder_is_not_changed(store, two, tmp_path) -> None:
 
 
 def craft(
-    store, place, tmp_path: Path, files: dict[str, object], changes: dict[str, object] | None = None
+    store, place, tmp_path: Path, files: dict[str, Any], changes: dict[str, Any] | None = None
 ) -> CheckpointEntry:
     """A checkpoint whose manifest says anything; the index names it with its right digest."""
     content = json.dumps({"version": 1, "step": 9, "metrics": {}, "files": files} | (changes or {})).encode()
@@ -139,7 +140,7 @@ def craft(
         step=9,
         key="000000000009-1-00000000",
         digest=hashlib.sha256(content).hexdigest(),
-        size_bytes=sum(max(0, file["size_bytes"]) for file in ((changes or {}).get("files") or files).values()),  # type: ignore
+        size_bytes=sum(max(0, file["size_bytes"]) for file in ((changes or {}).get("files") or files).values()),
         published_at=NOW,
         token=1,
         epoch=0,

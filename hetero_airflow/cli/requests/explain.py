@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from rich.console import RenderableType
 
 from hetero_airflow.cli.action import action, database, open_store
-from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot
+from hetero_airflow.cli.live_snapshot import configured_policy
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
 from hetero_airflow.cli.requests.forecast import change_lines, forecast_json, start_lines
 from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
@@ -23,7 +23,7 @@ from hetero_airflow.cli.watch import watch
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
-from hetero_airflow.executor.explanation.live_snapshot import placed_requests
+from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots, placed_requests
 from hetero_airflow.matching.accounts import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
@@ -54,10 +54,11 @@ def explain(args: Namespace) -> None:
     names = (args.dag_id, args.run_id or latest_run(args.dag_id), args.task_id, args.map_index)
     if args.watch and args.json:
         raise SettingsError("--watch", found="--json beside it", remedy="Give one of them")
+    read = _reader(names)
     if args.watch and sys.stdout.isatty():
-        watch(lambda _height: _report(_read(names)))
+        watch(lambda _height: _report(read()))
         return
-    explained = _read(names)
+    explained = read()
     if args.json:
         parts = history_json(explained.history), forecast_json(explained.forecast), speeds_json(explained.speeds)
         show_json({name: value for part in parts for name, value in part.items()})
@@ -65,21 +66,27 @@ def explain(args: Namespace) -> None:
         show(*_report(explained))
 
 
-def _read(names: tuple[str, str, str, int]) -> _Explained:
-    """What is known now.
-
-    :raises HeteroError: the task instance has no request
-    """
-    now, store = datetime.now(UTC), open_store()
-    history = store.request_history(*names)
-    if history is None:
-        raise missing_request_error(*names)
-    snapshot = live_snapshot()
+def _reader(names: tuple[str, str, str, int]) -> Callable[[], _Explained]:
+    """Returns what is known at the moment of each call. Only what has changed is read again."""
+    store = open_store()
+    snapshots = LiveSnapshots(store)
     decide, period_s = configured_policy()
-    forecast = forecast_start(history, snapshot, decide, now, period_s)
-    classes = device_classes(snapshot.workers)
-    speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)
-    return _Explained(history, snapshot, forecast, speeds, now)
+
+    def read() -> _Explained:
+        """See above.
+
+        :raises HeteroError: the task instance has no request
+        """
+        now, history = datetime.now(UTC), store.request_history(*names)
+        if history is None:
+            raise missing_request_error(*names)
+        snapshot = snapshots.read()
+        forecast = forecast_start(history, snapshot, decide, now, period_s)
+        classes = device_classes(snapshot.workers)
+        speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)
+        return _Explained(history, snapshot, forecast, speeds, now)
+
+    return read
 
 
 def _report(explained: _Explained) -> Iterator[RenderableType]:

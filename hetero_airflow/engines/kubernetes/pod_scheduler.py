@@ -36,7 +36,7 @@ class LeasingPodScheduler(AirflowKubernetesScheduler):
             self._make_connect(),
             watcher_queue=self.watcher_queue,
             namespace=namespace,
-            # with all pods that are there. Airflow's `ResourceVersion` does not tell clusters apart
+            # The watch begins with all present pods. Airflow's `ResourceVersion` mixes clusters up.
             resource_version="0",
             scheduler_job_id=self.scheduler_job_id,
             kube_config=self.kube_config,

@@ -1,4 +1,4 @@
-"""The policy context: what runs taught, the edges of DAGs, and what is configured."""
+"""The policy context: what is learned from runs, the edges of DAGs, and what is configured."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ IDLE_UTILIZATION = 0.05
 
 
 class DeviceState(StrEnum):
-    """What a reader sees of a device at first sight."""
+    """What a device does, in one word."""
 
     FREE = "free"
     """It takes a task now."""

@@ -27,7 +27,7 @@ from hetero_airflow.store.sql.transaction import read_chunks, read_transaction
 
 
 class LiveSnapshots:
-    """Reads snapshots with the policy context that the scheduler adds. What runs taught is read once and kept."""
+    """Reads snapshots with the policy context that the scheduler adds. Of the history, it reads each run once."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store

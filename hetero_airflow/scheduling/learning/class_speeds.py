@@ -6,7 +6,8 @@ another. So only differences between classes count, and a task that was measured
 m begins as the data sheets say, S as independent errors of `SHEET_DEVIATION`. Tasks that were measured on several
 classes then teach both by expectation maximisation (Dempster, Laird and Rubin, J. R. Stat. Soc. B 39, 1977; for a
 normal distribution with missing values: Little and Rubin, "Statistical Analysis with Missing Data", section 11.2). It
-starts anew from the data sheets each time, so the same pairs give the same model in any order and after a restart.
+starts anew from the data sheets each time, so the same pairs give the same model in any order and after a restart (up
+to `MAX_TEACHING_TASKS` tasks).
 
 A false report has a bounded influence: a difference between two classes counts at most as `MAX_ERROR` away from the
 mean of all tasks, and a task far from the others weighs less in m and S (Huber's weights).
@@ -47,8 +48,8 @@ MAX_ERROR = math.log(20.0)
 FAR = 3.0
 """A task whose error is larger than this many standard deviations weighs less."""
 
-MAX_TAUGHT_TASKS = 1_000
-"""The tasks that teach mean and covariance; those measured last."""
+MAX_TEACHING_TASKS = 1_000
+"""The tasks that teach mean and covariance: those measured last."""
 
 STEPS = 10
 """Steps of expectation maximisation. On Gavel's table, 20 change no speed by more than 1 %."""
@@ -143,6 +144,8 @@ class ClassSpeeds:
 def fit_class_speeds(measured: Measured, classes: Iterable[str]) -> ClassSpeeds:
     """The model of all measured tasks, for these classes and those that were measured.
 
+    :param measured: the task that was measured last is the last one
+
     >>> taught = {("dag", f"task{n}"): {"nvidia/v100": (0.0, 0.02), "nvidia/k80": (-1.0, 0.02)} for n in range(20)}
     >>> speeds = fit_class_speeds(taught, []).default_speeds()
     >>> round(math.log(speeds["nvidia/v100"] / speeds["nvidia/k80"]), 1)
@@ -154,10 +157,10 @@ def fit_class_speeds(measured: Measured, classes: Iterable[str]) -> ClassSpeeds:
     mean = np.array([sheets.get(name, usual) for name in names])
     prior = np.diag([(SHEET_DEVIATION if name in sheets else UNKNOWN_DEVIATION) ** 2 for name in names])
     model = ClassSpeeds(names, mean, prior)
-    teaching = sorted((task, row) for task, row in measured.items() if len(row) > 1)
+    teaching = [(task, row) for task, row in measured.items() if len(row) > 1][-MAX_TEACHING_TASKS:]
     if not teaching:
         return model
-    values, weights = _rows([row for _, row in teaching[-MAX_TAUGHT_TASKS:]], names)
+    values, weights = _rows([row for _, row in sorted(teaching)], names)
     for _ in range(STEPS):
         model = model._improved(values, weights, mean, prior)
     return model

@@ -8,7 +8,6 @@ steps come from the same model: there, the lengths of runs are measurements as u
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from hetero_airflow.model.estimates import Interval, TaskName
@@ -38,15 +37,17 @@ def with_measured_speeds(
 
     The speeds of a task that reports are in its steps a second, and its work is in steps.
 
+    :param measured: in the order in which they were measured
+
     >>> fitted = FittedSpeeds({}, {}, {"nvidia/v100": 1.0, "nvidia/k80": 0.2})
     >>> measured = MeasuredSpeed(("dag", "train"), "nvidia/v100", math.log(12.0), 0.05, 720, 60.0)
     >>> joined = with_measured_speeds(fitted, [measured], {}, {})
     >>> {name: round(speed, 1) for name, speed in joined.speeds["dag", "train"].items()}
     {'nvidia/k80': 1.9, 'nvidia/v100': 12.0}
     """
-    rows: dict[TaskName, dict[str, tuple[float, float]]] = defaultdict(dict)
+    rows: dict[TaskName, dict[str, tuple[float, float]]] = {}
     for speed in measured:
-        rows[speed.task][speed.device_class] = (speed.log_speed, speed.deviation)
+        rows[speed.task] = {**rows.pop(speed.task, {}), speed.device_class: (speed.log_speed, speed.deviation)}
     if not rows:
         return fitted
     ran_on = {name for summary in summaries.values() for name in summary.parts}

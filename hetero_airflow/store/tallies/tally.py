@@ -31,7 +31,7 @@ class TallyName(StrEnum):
     ENDED = "ended"
     """Ended leases; the label is a `RunEnd` or `UNKNOWN_END`."""
     PREEMPTED = "preempted"
-    """Leases whose tasks were told to save and end; no label."""
+    """Leases whose tasks were asked to save and end; no label."""
     REFUSED = "refused"
     """Requests that no known worker could ever serve; the label is the code of the reason."""
 

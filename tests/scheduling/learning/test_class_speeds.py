@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.model.devices.speeds import data_sheet_speed
-from hetero_airflow.scheduling.learning.class_speeds import MAX_ERROR, SHEET_DEVIATION, fit_class_speeds
+from hetero_airflow.scheduling.learning.class_speeds import (
+    MAX_ERROR,
+    MAX_TEACHING_TASKS,
+    SHEET_DEVIATION,
+    fit_class_speeds,
+)
 
 V100, P100, K80, X1 = "nvidia/v100", "nvidia/p100", "nvidia/k80", "acme/x1"
 CLASSES = (V100, P100, K80)
@@ -87,6 +92,14 @@ def test_the_order_of_tasks_and_their_units_change_nothing():
     first, second = fit_class_speeds(taught, CLASSES), fit_class_speeds(moved, CLASSES)
     assert first.default_speeds() == pytest.approx(second.default_speeds())
     assert deviation(first, measured(v100=0.0), K80) == pytest.approx(deviation(second, measured(v100=0.0), K80))
+
+
+def test_of_many_tasks_those_that_were_measured_last_teach():
+    old = {("z", f"task{n}"): measured(v100=0.0, k80=-2.0) for n in range(MAX_TEACHING_TASKS)}
+    new = {("a", f"task{n}"): measured(v100=0.0, k80=-0.5) for n in range(MAX_TEACHING_TASKS)}
+    assert difference(fit_class_speeds(old | new, CLASSES), measured(v100=0.0), V100, K80) == pytest.approx(
+        0.5, abs=0.1
+    )
 
 
 def test_a_class_without_a_data_sheet_is_learned_from_tasks():

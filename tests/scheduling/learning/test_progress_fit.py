@@ -6,6 +6,7 @@ import pytest
 
 from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.run import MeasuredSpeed
+from hetero_airflow.scheduling.learning import class_speeds
 from hetero_airflow.scheduling.learning.learner import Learner
 from hetero_airflow.testing import a_run, a_speed
 
@@ -85,6 +86,14 @@ def test_a_class_without_a_data_sheet_is_known_where_a_task_was_measured():
 
 def test_a_later_measurement_replaces_the_earlier_one():
     assert learned(speed(4.0), speed(5.0)).speed(TRAIN, V100) == pytest.approx(5.0, rel=0.01)
+
+
+def test_a_task_counts_as_measured_when_it_was_measured_last(monkeypatch):
+    monkeypatch.setattr(class_speeds, "MAX_TEACHING_TASKS", 1)
+    first, second = (("dag", name) for name in "az")
+    pairs = [speed(1.0, K80, first), speed(1.0, V100, second), speed(1.0, K80, second), speed(2.0, V100, first)]
+    alone = learned(speed(2.0, V100, first), speed(1.0, K80, first))
+    assert relative(learned(*pairs), ("dag", "new")) == pytest.approx(relative(alone, ("dag", "new")))
 
 
 def test_the_same_measurements_give_the_same_estimates_in_any_order():
