@@ -1,7 +1,7 @@
 """What the page's routes cost an API server: 1,000 workers × 8 devices, 10,000 waiting requests. ``make bench-page``.
 
 The routes run in this process, over SQLite, without Airflow's login. For each: milliseconds of the first answer and of
-a poll without news (CPU time), and the bytes of both.
+an unchanged poll (CPU time), and the bytes of both.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from hetero_airflow.web.page.page_routes import PageRoutes
 WORKERS, DEVICES, WAITING, POLLS = 1000, 8, 10_000, 50
 TASK = {"run_id": "run", "task_id": f"waits{WAITING - 1}"}
 VIEWS: dict[str, tuple[str, dict[str, object]]] = {
+    "summary": ("summary", {}),
     "map": ("map", {}),
     "table": ("devices", {"limit": 100}),
     "queue": ("queue", {"limit": 100}),

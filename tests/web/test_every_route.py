@@ -34,7 +34,9 @@ FILES = frozenset({"/page/hetero.js", "/page/devices.svg"})
 """For every user who is logged in: they are the same in every installation."""
 DRAINS = frozenset({"/page/drain", "/page/undrain"})
 TASKS = frozenset({"/page/placement/{dag_id}", "/page/forecast/{dag_id}"})
-FLEET = frozenset(f"/page/{view}" for view in ("map", "devices", "queue", "timeline", "worker", "openapi.json"))
+FLEET = frozenset(
+    f"/page/{view}" for view in ("summary", "map", "devices", "queue", "timeline", "worker", "openapi.json")
+)
 QUERIES = {"/page/worker": {"id": "worker-a"}, **{path: {"run_id": "run", "task_id": "task"} for path in TASKS}}
 """What a route needs to be asked."""
 TEAMS = ("red", "blue")

@@ -20,7 +20,7 @@ const MapView = () => {
   const { problem, value } = usePoll<Schemas["FleetMap"]>(`map?${query(filter)}`);
   return (
     <>
-      <Filters choices={value?.choices ?? {}} />
+      <Filters />
       <Status isLoading={value === undefined} problem={problem} />
       {value && <FleetMap map={value} />}
     </>
@@ -37,11 +37,10 @@ const useOffset = (): [number, (offset: number) => void] => {
 const TableView = () => {
   const { filter } = useAddress();
   const [offset, setOffset] = useOffset();
-  const choices = usePoll<Schemas["FleetMap"]>(`map?${query(filter)}`).value?.choices ?? {};
   const { problem, value } = usePoll<Schemas["FleetTable"]>(`devices?${query({ ...filter, limit: LIMITS.table, offset })}`);
   return (
     <>
-      <Filters choices={choices} />
+      <Filters />
       <Status isLoading={value === undefined} problem={problem} />
       {value && (
         <>
@@ -78,7 +77,7 @@ const TimelineView = () => {
   const { problem, value } = usePoll<Schemas["Timeline"]>(path);
   return (
     <>
-      <Filters choices={{}} />
+      <Filters />
       <Status isLoading={value === undefined} problem={problem} />
       {value && (
         <>

@@ -3,13 +3,15 @@ import { Button, Flex, Input, NativeSelect } from "@chakra-ui/react";
 import { useEffect, useState } from "react";
 import { useSearchParams } from "react-router-dom";
 
-import { STATES } from "./parts";
+import { type Schemas, STATES } from "./parts";
+import { usePoll } from "./poll";
 
 export const FIELDS = ["search", "kind", "vendor", "model", "site", "rack", "label", "state"] as const;
 type Field = (typeof FIELDS)[number];
 export type Filter = Partial<Record<Field, string>>;
 
 const TYPING_MS = 300;
+const CHOICES_MS = 15_000;
 
 /** The part of the address that belongs to the page, and a way to change it. */
 export const useAddress = () => {
@@ -60,8 +62,9 @@ const Choice = ({
 );
 
 /** The filters; those without a choice are not shown. */
-export const Filters = ({ choices }: { choices: Record<string, string[]> }) => {
+export const Filters = () => {
   const { change, filter } = useAddress();
+  const choices = usePoll<Schemas["FleetSummary"]>("summary", CHOICES_MS).value?.choices ?? {};
   const [typed, setTyped] = useState(filter.search ?? "");
   const set = (field: Field, value: string): void => change({ [field]: value, offset: undefined });
   useEffect(() => {

@@ -1,5 +1,5 @@
 // What several views use.
-import { Badge, Box, Button, Flex, Spinner, Text } from "@chakra-ui/react";
+import { Badge, Box, Button, Flex, Spinner, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { Link as RouterLink } from "react-router-dom";
 
@@ -95,6 +95,17 @@ export const Section = ({ children, title }: { children: ReactNode; title: strin
     </Text>
     {children}
   </Box>
+);
+
+/** The head of a table. */
+export const Columns = ({ names }: { names: readonly string[] }) => (
+  <Table.Header>
+    <Table.Row>
+      {names.map((name) => (
+        <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
+      ))}
+    </Table.Row>
+  </Table.Header>
 );
 
 /** A table that scrolls sideways on a narrow screen, by keyboard too. */

@@ -3,7 +3,8 @@ import { Badge, Box, Button, Code, Flex, Table, Text } from "@chakra-ui/react";
 import { useState } from "react";
 
 import { ago, clock, count, duration, secondsSince } from "./format";
-import { type Schemas, Scroller, Section, Status, TaskName } from "./parts";
+import { LeaseTable } from "./leases";
+import { Columns, type Schemas, Scroller, Section, Status, TaskName } from "./parts";
 import { query, usePoll } from "./poll";
 
 type Placement = Schemas["Placement"];
@@ -101,28 +102,7 @@ const Queue = ({ shown }: { shown: Placement }) => (
     )}
     {shown.holders.length > 0 && (
       <Section title="Who holds devices that it could use">
-        <Scroller label="Leases">
-          <Table.Root minW="640px" size="sm">
-            <Table.Header>
-              <Table.Row>
-                {["Task", "Worker", "Devices", "Since", "Probably until"].map((name) => (
-                  <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
-                ))}
-              </Table.Row>
-            </Table.Header>
-            <Table.Body>
-              {shown.holders.map((lease) => (
-                <Table.Row key={`${lease.worker}/${lease.devices.join()}/${lease.granted_at}`}>
-                  <Table.Cell><TaskName task={lease.task} /></Table.Cell>
-                  <Table.Cell>{lease.worker}</Table.Cell>
-                  <Table.Cell>{lease.devices.join(", ")}</Table.Cell>
-                  <Table.Cell>{ago(lease.granted_at)}</Table.Cell>
-                  <Table.Cell>{lease.likely_end ? clock(lease.likely_end) : "unknown"}</Table.Cell>
-                </Table.Row>
-              ))}
-            </Table.Body>
-          </Table.Root>
-        </Scroller>
+        <LeaseTable label="Leases" leases={shown.holders} />
       </Section>
     )}
   </>
@@ -175,13 +155,7 @@ const Tries = ({ tries }: { tries: Schemas["TryRow"][] }) => (
   <Section title="Runs on devices">
     <Scroller label="Runs on devices">
       <Table.Root minW="640px" size="sm">
-        <Table.Header>
-          <Table.Row>
-            {["Try", "Worker", "Devices", "Began", "Took", "How it ended"].map((name) => (
-              <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
+        <Columns names={["Try", "Worker", "Devices", "Began", "Took", "How it ended"]} />
         <Table.Body>
           {tries.map((row) => (
             <Table.Row key={row.granted_at}>

@@ -2,7 +2,7 @@
 import { Table, Text } from "@chakra-ui/react";
 
 import { count, duration, secondsSince } from "./format";
-import { type Schemas, Scroller, TaskName } from "./parts";
+import { Columns, type Schemas, Scroller, TaskName } from "./parts";
 
 const HEADERS = ["Place", "Task", "Waits", "Priority", "Asks for", "Why it waits"];
 
@@ -17,13 +17,7 @@ export const Queue = ({ queue }: { queue: Schemas["QueueTable"] }) => (
     {queue.rows.length > 0 && (
       <Scroller label="Queue">
         <Table.Root minW="860px" size="sm">
-          <Table.Header>
-            <Table.Row>
-              {HEADERS.map((name) => (
-                <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
-              ))}
-            </Table.Row>
-          </Table.Header>
+          <Columns names={HEADERS} />
           <Table.Body>
             {queue.rows.map((row) => (
               <Table.Row key={`${row.task.dag_id}/${row.task.run_id}/${row.task.task_id}/${row.task.map_index}/${row.try_number}`}>

@@ -3,7 +3,7 @@ import { Badge, Button, Table, Text } from "@chakra-ui/react";
 
 import { useAddress } from "./filters";
 import { bytes, percent } from "./format";
-import { type Schemas, Scroller, StateBadge, TaskName } from "./parts";
+import { Columns, type Schemas, Scroller, StateBadge, TaskName } from "./parts";
 
 const HEADERS = ["Worker", "Device", "Model", "State", "Leased", "Utilisation", "Memory", "Temperature", "Power", "Held by"];
 
@@ -14,13 +14,7 @@ export const DeviceTable = ({ devices }: { devices: Schemas["FleetDevice"][] }) 
   return (
     <Scroller label="Devices">
       <Table.Root minW="980px" size="sm">
-        <Table.Header>
-          <Table.Row>
-            {HEADERS.map((name) => (
-              <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
+        <Columns names={HEADERS} />
         <Table.Body>
           {devices.map((row) => (
             <Table.Row key={`${row.worker}/${row.device}`}>

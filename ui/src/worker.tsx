@@ -1,10 +1,11 @@
 // One worker: what it offers, what it does, and a way to drain it.
-import { Badge, Box, Button, Checkbox, Flex, Input, Table, Text } from "@chakra-ui/react";
+import { Badge, Box, Button, Checkbox, Flex, Input, Text } from "@chakra-ui/react";
 import { useState } from "react";
 
 import { useAddress } from "./filters";
 import { ago, clock } from "./format";
-import { type Schemas, Scroller, Section, Status, TaskName } from "./parts";
+import { LeaseTable } from "./leases";
+import { type Schemas, Section, Status } from "./parts";
 import { query, send, usePoll } from "./poll";
 import { DeviceTable } from "./table";
 
@@ -74,30 +75,7 @@ const Drain = ({ facts, onDone }: { facts: Facts; onDone: () => void }) => {
 const Leases = ({ leases }: { leases: Schemas["LeaseRow"][] }) => (
   <Section title="Leases">
     {leases.length === 0 && <Text color="fg.muted">No task runs here.</Text>}
-    {leases.length > 0 && (
-      <Scroller label="Leases of this worker">
-        <Table.Root minW="640px" size="sm">
-          <Table.Header>
-            <Table.Row>
-              {["Task", "Devices", "State", "Since", "Probably until"].map((name) => (
-                <Table.ColumnHeader key={name}>{name}</Table.ColumnHeader>
-              ))}
-            </Table.Row>
-          </Table.Header>
-          <Table.Body>
-            {leases.map((lease) => (
-              <Table.Row key={lease.granted_at + lease.devices.join()}>
-                <Table.Cell><TaskName task={lease.task} /></Table.Cell>
-                <Table.Cell>{lease.devices.join(", ")}</Table.Cell>
-                <Table.Cell>{lease.state}</Table.Cell>
-                <Table.Cell>{ago(lease.granted_at)}</Table.Cell>
-                <Table.Cell>{lease.likely_end ? clock(lease.likely_end) : "unknown"}</Table.Cell>
-              </Table.Row>
-            ))}
-          </Table.Body>
-        </Table.Root>
-      </Scroller>
-    )}
+    {leases.length > 0 && <LeaseTable label="Leases of this worker" leases={leases} />}
   </Section>
 );
 

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 READINGS_S = 10
-"""Readings of devices reach the page at most this many seconds late; so long an answer without other news stays."""
+"""Readings of devices reach the page at most this many seconds late. Until then, they alone do not change an answer."""
 
 
 def conditional(request: Request, facts: tuple[object, ...], make: Callable[[], BaseModel]) -> Response:

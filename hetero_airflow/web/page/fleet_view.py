@@ -7,17 +7,25 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 
-from pydantic import BaseModel
-
 from hetero_airflow.executor.explanation.device_state import DeviceState
 from hetero_airflow.model.device import Device, Telemetry
-from hetero_airflow.model.hold import Hold, HoldKind, holds_on
+from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
-from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row
+from hetero_airflow.web.page.fleet_rows import (
+    DeviceGroup,
+    FleetDevice,
+    FleetMap,
+    FleetSummary,
+    FleetTable,
+    HoldRow,
+    WorkerFacts,
+    WorkerTile,
+)
+from hetero_airflow.web.page.task_rows import TaskLink, lease_row
 
 MAX_TILES = 2000
 """Workers of a map. A larger fleet is filtered."""
@@ -28,101 +36,13 @@ MAX_CHOICES = 200
 Readings = Mapping[tuple[str, str], Telemetry]
 
 
-class DeviceGroup(BaseModel):
-    """Neighbouring devices of one worker that look the same."""
-
-    name: str
-    """Vendor and model."""
-    state: DeviceState
-    simulated: bool
-    devices: int
-
-
-class WorkerTile(BaseModel):
-    """A worker of the map."""
-
-    worker: str
-    engine: str
-    state: str
-    site: str
-    rack: str
-    groups: list[DeviceGroup]
-    """In the order of the worker's inventory."""
-
-
-class FleetMap(BaseModel):
-    """The map, and the values that its filters offer."""
-
-    workers: int
-    """Matching workers; `tiles` has the first `MAX_TILES` of them."""
-    devices: int
-    states: dict[str, int]
-    """`DeviceState` → number of matching devices."""
-    tiles: list[WorkerTile]
-    choices: dict[str, list[str]]
-    """Field of the filter → values that exist in the whole fleet, sorted."""
-
-
-class FleetDevice(BaseModel):
-    """A device with its newest reading."""
-
-    worker: str
-    device: str
-    index: int
-    kind: str
-    name: str
-    memory_bytes: int
-    simulated: bool
-    state: DeviceState
-    problem: str | None
-    leased: float
-    """The leased part of it, 0 to 1."""
-    utilization: float | None
-    """0 to 1; None where it was not measured."""
-    memory_free_bytes: int | None
-    temperature_c: float | None
-    power_w: float | None
-    holders: list[TaskLink | None]
-    """The tasks that hold it; None for each that the reader may not see."""
-
-
-class FleetTable(BaseModel):
-    """A page of devices."""
-
-    total: int
-    devices: list[FleetDevice]
-
-
-class HoldRow(BaseModel):
-    """Why a worker, or a device of it, gets no new task."""
-
-    device: str
-    """Empty for the whole worker."""
-    kind: HoldKind
-    cause: str
-    since: datetime
-    returns: str
-    moves: bool
-
-
-class WorkerFacts(BaseModel):
-    """All that is known of one worker."""
-
-    worker: str
-    host: str
-    engine: str
-    state: str
-    last_seen: datetime | None
-    labels: dict[str, str]
-    runtime: dict[str, str]
-    problems: list[str]
-    holds: list[HoldRow]
-    devices: list[FleetDevice]
-    links: list[tuple[str, str]]
-    """Pairs of devices with a direct link, such as NVLink; each pair once."""
-    leases: list[LeaseRow]
-    may_drain: bool
-    """Whether the reader may drain and undrain it."""
+def fleet_summary(snapshot: Snapshot, readings: Readings) -> FleetSummary:
+    """All workers and devices in figures."""
+    fleet = filtered_fleet(snapshot, readings, FleetFilter())
+    states = Counter(state.value for _, devices in fleet for _, state in devices)
+    return FleetSummary(
+        workers=len(snapshot.workers), devices=states.total(), states=states, choices=_choices(snapshot.workers)
+    )
 
 
 def fleet_map(snapshot: Snapshot, readings: Readings, wanted: FleetFilter) -> FleetMap:
@@ -135,9 +55,7 @@ def fleet_map(snapshot: Snapshot, readings: Readings, wanted: FleetFilter) -> Fl
         states.update(state.value for _, state in devices)
         if len(tiles) < MAX_TILES:
             tiles.append(_tile(worker, devices))
-    return FleetMap(
-        workers=workers, devices=states.total(), states=dict(states), tiles=tiles, choices=_choices(snapshot.workers)
-    )
+    return FleetMap(workers=workers, devices=states.total(), states=states, tiles=tiles)
 
 
 def fleet_table(
@@ -217,16 +135,16 @@ def _tile(worker: Worker, devices: Iterable[tuple[Device, DeviceState]]) -> Work
 
 
 def _choices(workers: Iterable[Worker]) -> dict[str, list[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+    choices: dict[str, set[str]] = defaultdict(set)
     for worker in workers:
-        found["site"].add(worker.labels.get(SITE_LABEL, ""))
-        found["rack"].add(worker.labels.get(RACK_LABEL, ""))
-        found["label"].update(f"{name}={value}" for name, value in worker.labels.items())
+        choices["site"].add(worker.labels.get(SITE_LABEL, ""))
+        choices["rack"].add(worker.labels.get(RACK_LABEL, ""))
+        choices["label"].update(f"{name}={value}" for name, value in worker.labels.items())
         for device in worker.devices:
-            found["kind"].add(device.kind)
-            found["vendor"].add(device.vendor)
-            found["model"].add(device.model)
-    return {name: sorted(values - {""})[:MAX_CHOICES] for name, values in sorted(found.items())}
+            choices["kind"].add(device.kind)
+            choices["vendor"].add(device.vendor)
+            choices["model"].add(device.model)
+    return {name: sorted(values - {""})[:MAX_CHOICES] for name, values in sorted(choices.items())}
 
 
 def _leases_by_device(leases: Iterable[Lease], worker_ids: Collection[str]) -> dict[tuple[str, str], list[Lease]]:

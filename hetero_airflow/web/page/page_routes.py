@@ -29,10 +29,11 @@ from hetero_airflow.web.page.bundle import BUNDLE, ICON
 from hetero_airflow.web.page.conditional import conditional
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.fleet_reader import FleetReader, read_progress, readings_period
-from hetero_airflow.web.page.fleet_view import FleetMap, FleetTable, WorkerFacts, fleet_map, fleet_table, worker_facts
+from hetero_airflow.web.page.fleet_rows import FleetMap, FleetSummary, FleetTable, WorkerFacts
+from hetero_airflow.web.page.fleet_view import fleet_map, fleet_summary, fleet_table, worker_facts
 from hetero_airflow.web.page.forecasts import FRESH_S, Forecasts, StartForecast
 from hetero_airflow.web.page.placement_rows import Placement
-from hetero_airflow.web.page.placement_view import placement
+from hetero_airflow.web.page.placement_view import MAX_AHEAD, placement
 from hetero_airflow.web.page.queue_view import QueueTable, queue_table
 from hetero_airflow.web.page.timeline_view import Timeline, timeline
 from hetero_airflow.web.permissions import (
@@ -46,6 +47,8 @@ from hetero_airflow.web.permissions import (
 
 MAX_ROWS = 100
 MAX_HOURS = 7 * 24
+MAX_AUTHOR = 100
+"""Characters of a user's name in the reason of a drain."""
 
 Offset = Annotated[int, Query(ge=0, le=10**6)]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
@@ -86,8 +89,9 @@ class PageRoutes:
         """The routes to the handlers."""
         router = APIRouter(prefix="/page")
         jobs, task = [Depends(require_access_to_jobs)], [Depends(require_access_to_task)]
-        drains = [Depends(require_access_to_jobs), Depends(require_access_to_drains)]
+        drains = [Depends(check) for check in (require_access_to_jobs, require_access_to_drains, require_json)]
         add = router.add_api_route
+        add("/summary", self.summary, response_model=FleetSummary, dependencies=jobs)
         add("/map", self.map, response_model=FleetMap, dependencies=jobs)
         add("/devices", self.devices, response_model=FleetTable, dependencies=jobs)
         add("/queue", self.queue, response_model=QueueTable, dependencies=jobs)
@@ -102,6 +106,12 @@ class PageRoutes:
         add("/devices.svg", self.icon, include_in_schema=False)
         self._router = router
         return router
+
+    def summary(self, request: Request) -> Response:
+        """All workers and devices in figures, and the values that the filters offer."""
+        snapshot, now = self._fleet.store.snapshot(), datetime.now(UTC)
+        facts = (request.url, snapshot.sequence, readings_period(now))
+        return conditional(request, facts, lambda: fleet_summary(snapshot, self._fleet.readings(now)))
 
     def map(self, request: Request, wanted: Wanted) -> Response:
         """The matching workers and the states of their devices, for the map."""
@@ -186,8 +196,9 @@ class PageRoutes:
         def make() -> Placement:
             with read_transaction(self._fleet.engine()) as connection:
                 tries = read_task_leases(connection, dag_id, run_id, task_id, map_index)
+                queue = read_waiting_requests(connection, readable, 0, MAX_AHEAD)
             snapshot = self._fleet.snapshot_with_estimates()
-            return placement(history, tries, progress, snapshot, readable, now, sees_fleet)
+            return placement(history, tries, progress, snapshot, queue, readable, now, sees_fleet)
 
         decided = history.decisions[0]["decided_at"] if history is not None and history.decisions else ""
         facts = (request.url, plain.sequence, decided, progress, _digest(readable), sees_fleet)
@@ -204,20 +215,19 @@ class PageRoutes:
         facts = (request.url, int(now.timestamp() // FRESH_S), history.state, _digest(readable))
         return conditional(request, facts, lambda: self._forecasts.forecast(history, readable, now))
 
-    def drain(self, request: Request, user: GetUserDep, order: DrainOrder) -> DrainDone:
+    def drain(self, user: GetUserDep, order: DrainOrder) -> DrainDone:
         """Place a hold on a worker or a device."""
-        _require_json(request)
         store, now = self._fleet.store, datetime.now(UTC)
         snapshot = store.snapshot()
-        reason = f"{order.reason.strip() or 'no reason given'} (by {user.get_name()}, in Airflow's UI)"[:MAX_REASON]
+        author = f" (by {user.get_name()[:MAX_AUTHOR]}, in Airflow's UI)"
+        reason = (order.reason.strip() or "no reason given")[: MAX_REASON - len(author)] + author
         with _as_http_error():
             hold = drain_hold(find_target(order.target, snapshot), snapshot, moves=order.move, reason=reason, now=now)
         store.record([HoldPlaced(hold)], now)
         return DrainDone(target=order.target, holds=1)
 
-    def undrain(self, request: Request, order: DrainOrder) -> DrainDone:
+    def undrain(self, order: DrainOrder) -> DrainDone:
         """Lift the holds of a worker or a device."""
-        _require_json(request)
         store = self._fleet.store
         snapshot = store.snapshot()
         with _as_http_error():
@@ -250,8 +260,8 @@ def _as_http_error() -> Iterator[None]:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
 
 
-def _require_json(request: Request) -> None:
-    """Refuse a form, which a foreign page could send with the user's cookie.
+def require_json(request: Request) -> None:
+    """Refuse a form, which another web site could send with the user's cookie.
 
     :raises HTTPException: the body is not declared as JSON
     """

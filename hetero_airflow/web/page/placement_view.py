@@ -11,12 +11,13 @@ from hetero_airflow.executor.explanation.device_text import lease_lines, request
 from hetero_airflow.model.device import Device, device_tokens, matches_model
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import PAUSED, Account, AlternativeAccount, CandidateAccount
-from hetero_airflow.model.request import Alternative, Priority
+from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.progress_file import Progress
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.lease_history import PastLease
+from hetero_airflow.store.sql.queue import WaitingRequest
 from hetero_airflow.store.store import RequestHistory
 from hetero_airflow.web.page.placement_rows import (
     AlternativeRow,
@@ -39,6 +40,7 @@ def placement(
     tries: Iterable[PastLease],
     progress: Progress | None,
     snapshot: Snapshot,
+    queue: Iterable[WaitingRequest],
     readable: Collection[str],
     now: datetime,
     may_see_fleet: bool,
@@ -47,6 +49,7 @@ def placement(
 
     :param history: of its newest request; None if it has none
     :param tries: the leases of all its tries
+    :param queue: the first `MAX_AHEAD` waiting requests that the reader may see
     :param readable: the DAGs that the reader may see
     """
     if history is None:
@@ -76,8 +79,10 @@ def placement(
             update={"worker": live.worker_id, "devices": lease_lines(live, workers.get(live.worker_id))}
         )
     if shown.state == "waiting":
-        shown = shown.model_copy(update=_queue_facts(history.pending, shown.position, snapshot, readable, now))
-    return shown if may_see_fleet else shown.model_copy(update={"holders": []})
+        shown = shown.model_copy(update=_ahead(shown.position, queue))
+        if may_see_fleet:
+            shown = shown.model_copy(update={"holders": _holders(history.pending, snapshot, readable, now)})
+    return shown
 
 
 def _state(history: RequestHistory, newest: Mapping[str, Any] | None) -> str:
@@ -174,22 +179,16 @@ def _progress_row(progress: Progress | None) -> ProgressRow | None:
     )
 
 
-def _queue_facts(
-    pending: PendingRequest, position: int | None, snapshot: Snapshot, readable: Collection[str], now: datetime
-) -> dict[str, Any]:
-    """Who is ahead by priority and time of submission, and who holds devices of a kind that it asks for."""
-    ranks = {priority: priority.rank for priority in Priority}
-
-    def turn(request: PendingRequest) -> tuple[int, datetime, str]:
-        return (ranks[request.request.priority], *request.order())
-
-    mine = turn(pending)
-    ahead = [request for request in snapshot.pending if turn(request) < mine]
-    number = position - 1 if position is not None else len(ahead)
-    first = nsmallest(min(MAX_AHEAD, number), (r for r in ahead if r.dag_id in readable), key=turn)
-    named = [link for request in first if (link := TaskLink.of(request, readable)) is not None]
-    holders = _holders(pending, snapshot, readable, now)
-    return {"ahead": named, "ahead_hidden": max(0, number - len(named)), "holders": holders}
+def _ahead(position: int | None, queue: Iterable[WaitingRequest]) -> dict[str, Any]:
+    """Who is ahead in the order of the last cycle; nobody before the first cycle that saw the request."""
+    if position is None:
+        return {}
+    ahead = [
+        TaskLink(dag_id=row.dag_id, run_id=row.run_id, task_id=row.task_id, map_index=row.map_index)
+        for row in queue
+        if row.position is not None and row.position < position
+    ]
+    return {"ahead": ahead, "ahead_hidden": max(0, position - 1 - len(ahead))}
 
 
 def _holders(pending: PendingRequest, snapshot: Snapshot, readable: Collection[str], now: datetime) -> list[LeaseRow]:

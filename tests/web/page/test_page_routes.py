@@ -15,7 +15,7 @@ from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
 
 LATER = EPOCH + timedelta(hours=1)
 HOSTILE = "<script>alert(1)</script>'\"; ü 🤖"
-VIEWS = ["map", "devices", "queue", "timeline", "worker?id=worker-a"]
+VIEWS = ["summary", "map", "devices", "queue", "timeline", "worker?id=worker-a"]
 TASK = {"run_id": "run", "task_id": "fit"}
 
 
@@ -41,11 +41,14 @@ def fleet(store):
     return ids
 
 
-def test_the_map_counts_states_and_offers_the_values_of_the_filters(ask):
+def test_the_summary_and_the_map_count_states(ask):
     with ask() as client:
-        shown = client.get("map").json()
-    assert (shown["workers"], shown["devices"]) == (2, 4)
-    assert shown["states"] == {"free": 2, "idle": 1, "leased": 1}
+        summary, shown = client.get("summary").json(), client.get("map").json()
+        filtered = client.get("map?site=east").json()
+    for counted in (summary, shown):
+        assert (counted["workers"], counted["devices"]) == (2, 4)
+        assert counted["states"] == {"free": 2, "idle": 1, "leased": 1}
+    assert (filtered["workers"], filtered["states"]) == (1, {"free": 1, "idle": 1, "leased": 1})
     groups = {
         tile["worker"]: [(g["state"], g["simulated"], g["devices"]) for g in tile["groups"]] for tile in shown["tiles"]
     }
@@ -53,8 +56,7 @@ def test_the_map_counts_states_and_offers_the_values_of_the_filters(ask):
         "worker-a": [("free", False, 1), ("idle", False, 1), ("leased", False, 1)],
         "worker-b": [("free", True, 1)],
     }
-    assert shown["choices"]["site"] == ["east"]
-    assert shown["choices"]["kind"] == ["cpu", "gpu"]
+    assert (summary["choices"]["site"], summary["choices"]["kind"]) == (["east"], ["cpu", "gpu"])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,21 @@ def test_the_placement_of_a_waiting_task_says_who_is_ahead_and_who_holds_what_it
         (None, ["GPU-1"]),
     ]
     assert shown["alternatives"][0]["ruled_out"][0]["workers"] == 2
+    assert (shown["ahead"], shown["ahead_hidden"]) == ([], 0)
+
+
+def test_the_tasks_ahead_are_those_of_the_last_cycle(ask, store, fleet):
+    """Not those with an earlier submission: the policy decides on the order."""
+    store.record([RequestSubmitted(a_pending("later", task_id="later", at_s=50))], EPOCH)
+    store.record([RequestSubmitted(a_pending("hidden", dag_id="hidden", task_id="hidden", at_s=60))], EPOCH)
+    reason, account = Reason(ReasonCode.BUSY, "2 × a100", "0 free"), Account("assignment", "waits")
+    order = ("later", "hidden", fleet["waits"])
+    store.commit(Plan(tuple(Wait(id_, place, reason, account) for place, id_ in enumerate(order, 1))), LATER, LATER)
+    with ask() as client:
+        last = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
+        first = client.get("placement/dag", params=TASK | {"task_id": "later"}).json()
+    assert ([task["task_id"] for task in last["ahead"]], last["ahead_hidden"]) == (["later"], 1)
+    assert (first["position"], first["ahead"], first["ahead_hidden"]) == (1, [], 0)
 
 
 def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
@@ -209,26 +226,25 @@ def test_a_user_without_a_role_sees_nothing(ask, role):
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "field"),
     [
-        "devices?offset=-1",
-        "devices?limit=101",
-        "devices?limit=x",
-        "devices?state=unknown",
-        f"devices?search={'x' * 300}",
-        "timeline?hours=nan",
-        "timeline?hours=-1",
-        "timeline?hours=1000000",
-        "worker",
-        "placement/dag?run_id=run",
-        "placement/dag?run_id=run&task_id=fit&map_index=1.5",
+        ("devices?offset=-1", "offset"),
+        ("devices?limit=101", "limit"),
+        ("devices?limit=x", "limit"),
+        ("devices?state=unknown", "state"),
+        (f"devices?search={'x' * 300}", "search"),
+        ("timeline?hours=nan", "hours"),
+        ("timeline?hours=-1", "hours"),
+        ("timeline?hours=1000000", "hours"),
+        ("worker", "id"),
+        ("placement/dag?run_id=run", "task_id"),
+        ("placement/dag?run_id=run&task_id=fit&map_index=1.5", "map_index"),
     ],
 )
-def test_bad_input_is_refused_with_the_field(ask, path):
+def test_bad_input_is_refused_with_the_field(ask, path, field):
     with ask() as client:
         answer = client.get(path)
-    assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"][-1] in path.partition("?")[2] or "id" in str(answer.json())
+    assert (answer.status_code, [row["loc"][-1] for row in answer.json()["detail"]]) == (422, [field])
 
 
 def test_an_unknown_worker_is_not_found(ask):
@@ -254,11 +270,19 @@ def test_a_bad_order_changes_nothing(ask, store, body, status):
     assert store.snapshot().holds == ()
 
 
+def test_a_long_reason_keeps_the_name_of_its_author(ask, store):
+    with ask() as client:
+        assert client.post("drain", json={"target": "worker-b", "reason": "x" * 200}).status_code == 200
+    (hold,) = store.snapshot().holds
+    assert hold.cause.endswith("x (by ann, in Airflow's UI)")
+
+
 def test_a_form_of_a_foreign_page_changes_nothing(ask, store):
     with ask() as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-            answer = client.post("drain", content=b'{"target": "worker-b"}', headers={"Content-Type": kind})
-            assert answer.status_code in (415, 422)
+            for path in ("drain", "undrain"):
+                answer = client.post(path, content=b'{"target": "worker-b"}', headers={"Content-Type": kind})
+                assert (answer.status_code, "application/json" in answer.json()["detail"]) == (415, True)
     assert store.snapshot().holds == ()
 
 
