@@ -277,7 +277,7 @@ class HeteroExecutor(BaseExecutor):
                 is_any_over = True
             elif is_end and self._reports.is_over(key, (state, info)):
                 is_queued = key in self._arrived or key in self._queue.tasks
-                runs_again = is_queued or self._reports.is_scheduled_again(key)
+                runs_again = is_queued or self._reports.is_to_run_again(key)
                 self._reports.end(key)
                 is_any_over = True
                 if not runs_again:

@@ -264,11 +264,12 @@ def test_a_queued_task_of_a_host_out_of_reach_that_begins_after_all_is_followed(
     assert (list(bench.keeper.running), list(bench.queue.tasks), bench.reports) == (["a"], [], [])
 
 
-def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor):
-    """Its supervisor sent it back, and a pool or a limit keeps it from the queue."""
+@pytest.mark.parametrize("state", ["scheduled", "up_for_retry", "up_for_reschedule", "deferred"])
+def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor, state):
+    """Its supervisor sent it back. Another scheduler schedules it before Airflow reads a report of this one."""
     id_ = start(bench)
     bench.engine.events = {"a": (SUCCESS, None)}
-    bench.tasks.rows[id_] = TaskProcess("scheduled", 100, "here", bench.clock.now())
+    bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
     assert "a" not in bench.keeper.running

@@ -28,6 +28,14 @@ log = logging.getLogger(__name__)
 _MAX_GANGS = 100
 """The gangs in one query: databases limit the size of a statement."""
 
+_TO_RUN_AGAIN = (
+    TaskInstanceState.SCHEDULED,
+    TaskInstanceState.UP_FOR_RETRY,
+    TaskInstanceState.UP_FOR_RESCHEDULE,
+    TaskInstanceState.DEFERRED,
+    TaskInstanceState.AWAITING_INPUT,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TaskProcess:
@@ -44,6 +52,14 @@ class TaskProcess:
     def is_wanted(self) -> bool:
         """Whether the try is to run, or runs."""
         return self.state in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
+
+    @property
+    def is_to_run_again(self) -> bool:
+        """Whether the run is over, and Airflow schedules the next one now or later, perhaps in another process.
+
+        Airflow must get no report of the end then: it would take it for the end of the coming run, and spend a try.
+        """
+        return self.state in _TO_RUN_AGAIN
 
 
 class TaskInstances:

@@ -68,10 +68,10 @@ class EndReports:
         self._keeper.end(key, ENDED)
         self._keeper.unreported.pop(key, None)
 
-    def is_scheduled_again(self, key: Any) -> bool:
-        """Whether Airflow is about to queue the task again: it would take any end for the end of the coming run."""
+    def is_to_run_again(self, key: Any) -> bool:
+        """Whether Airflow knows of the end, and schedules the task again; see `TaskProcess.is_to_run_again`."""
         try:
-            return self._keeper.process(self._keeper.running[key].lease).state == TaskInstanceState.SCHEDULED
+            return self._keeper.process(self._keeper.running[key].lease).is_to_run_again
         except SQLAlchemyError:
             return False
 

@@ -255,8 +255,7 @@ class LeaseKeeper:
         """What the engine should have reported and did not."""
         if not process.is_wanted:
             self.end(key, "Airflow does not want the task any more")
-            # of a task that is scheduled again, it would be the end of the coming run
-            return [] if process.state == TaskInstanceState.SCHEDULED else [EndUnreported(key)]
+            return [] if process.is_to_run_again else [EndUnreported(key)]
         cause = termination_cause_of(self._engine.cluster, task.lease)
         has_run = cause is not None and cause.is_out_of_memory  # even if Airflow has no report of it
         if process.state == "queued" and task.start is None and not has_run:

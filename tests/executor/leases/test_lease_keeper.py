@@ -155,11 +155,12 @@ def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_dev
     assert states(bench) == [LeaseState.RELEASED]
 
 
-def test_of_a_task_that_is_to_be_queued_anew_no_end_is_reported(bench):
+@pytest.mark.parametrize("state", ["scheduled", "up_for_retry", "up_for_reschedule", "deferred", "awaiting_input"])
+def test_of_a_task_that_is_to_be_queued_anew_no_end_is_reported(bench, state):
     """Airflow would take it for the end of the run that is to come, and fail the task."""
     id_, _ = start(bench)
     bench.engine.alive.clear()
-    bench.tasks.rows[id_] = TaskProcess("scheduled", 100, "here", bench.clock.now())
+    bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
     for _ in range(4):
         bench.beat(5)
     assert (bench.reports, bench.keeper.running) == ([], {})
