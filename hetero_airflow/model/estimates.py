@@ -19,6 +19,10 @@ MIN_SPEED, MAX_SPEED = 1e-9, 1e12
 MAX_DURATION_S = 10 * 365 * 86400.0
 """The longest estimate of a duration."""
 
+REPORTED_END_FACTOR = 1.15
+"""The rest of a run that reports its steps is assumed to take this many times shorter or longer, in one of ten runs
+each: its speed changes, and it saves after its last step."""
+
 USAGE_HALF_LIFE_S = 86400.0
 """After this time, past usage of a DAG counts half. So a day of usage is balanced within days."""
 
@@ -103,6 +107,8 @@ class Estimates:
     speed_deviations: Mapping[TaskName, Mapping[str, float]] = field(default_factory=dict)
     """Task → device class → standard deviation of the logarithm of its speed relative to the fastest class on which the
     task was measured; absent if the task reports no steps."""
+    reported_ends: Mapping[str, datetime] = field(default_factory=dict)
+    """Lease id → when its task will have done its last step, as it reported; absent if it does not say how many."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
         """Units of work per second on that class; None if unknown."""
@@ -157,6 +163,27 @@ class Estimates:
         done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in attained_service_s.items())
         remaining = work.remaining_after(max(done, 0.0))
         return None if remaining is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in remaining))
+
+    def lease_remaining_s(
+        self, lease_id: str, task: TaskName, device_class: str, held_s: float, before: Mapping[str, float], at: datetime
+    ) -> Interval | None:
+        """Seconds from `at` until the task of a live lease ends: by its own report, else by `remaining_s`.
+
+        A report that is over says nothing any more.
+
+        :param before: device class → seconds that it ran on others before
+
+        >>> from datetime import UTC, timedelta
+        >>> now = datetime(2026, 1, 1, tzinfo=UTC)
+        >>> known = Estimates(reported_ends={"lease-1": now + timedelta(seconds=100)})
+        >>> [round(s) for s in known.lease_remaining_s("lease-1", ("dag", "train"), "nvidia/v100", 30.0, {}, now)]
+        [87, 100, 115]
+        """
+        ends_at = self.reported_ends.get(lease_id)
+        if ends_at is not None and ends_at > at:
+            seconds = min((ends_at - at).total_seconds(), MAX_DURATION_S)
+            return Interval(seconds / REPORTED_END_FACTOR, seconds, min(seconds * REPORTED_END_FACTOR, MAX_DURATION_S))
+        return self.remaining_s(task, device_class, held_s, before)
 
     def duration_s(self, task: TaskName, device_class: str) -> Interval | None:
         """Seconds of a whole run on that class, at most `MAX_DURATION_S`; None if unknown."""

@@ -65,6 +65,9 @@ class MeasuredSpeed:
     """Steps that were counted."""
     seconds: float
     """Seconds in which they were done, without start-up, restores, saves and stalls."""
+    ends: Mapping[str, datetime] = field(default_factory=dict)
+    """Lease id → when its task will have done its last step at its present speed; of runs that say how many there
+    are."""
 
     def combined(self, newer: MeasuredSpeed) -> MeasuredSpeed:
         """This measurement and a newer one of the same pair, weighted by their seconds.

@@ -89,6 +89,7 @@ class _SnapshotFile(BaseModel):
     used_device_s: dict[str, dict[str, float]] = {}
     used_at: datetime | None = None
     shares: TeamShares = NO_TEAM_SHARES
+    reported_ends: dict[str, AwareDatetime] = {}
 
     @model_validator(mode="after")
     def _check_unique_ids(self) -> _SnapshotFile:
@@ -135,6 +136,7 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         used_device_s={dag_id: dict(used) for dag_id, used in known.used_device_s.items()},
         used_at=known.used_at,
         shares=known.shares,
+        reported_ends=dict(known.reported_ends),
     )
     return file.model_dump_json(indent=1) + "\n"
 
@@ -166,6 +168,7 @@ def read_snapshot(text: str) -> SavedSnapshot:
         file.used_at,
         file.shares,
         {name: row.speed_deviations for name, row in names.items() if row.speed_deviations},
+        file.reported_ends,
     )
     snapshot = Snapshot(
         file.sequence,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,27 @@ def test_a_class_on_which_a_task_cannot_run_has_speed_0():
     assert known.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 0.0, V100: 1.0}
     assert known.duration_s(TRAIN, K80) is None
     assert known.remaining_s(TRAIN, K80, 1.0, {}) is None
+
+
+def test_a_run_ends_as_it_reports_until_that_is_over():
+    """Then the lengths of runs decide."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    known = Estimates(
+        {TRAIN: {V100: 1.0}}, {TRAIN: Interval(100, 100, 100)}, reported_ends={"lease-1": now + timedelta(seconds=10)}
+    )
+
+    def middle(lease_id: str, after_s: float) -> float:
+        at = now + timedelta(seconds=after_s)
+        return known.lease_remaining_s(lease_id, TRAIN, V100, 40.0 + after_s, {}, at).middle
+
+    assert (middle("lease-1", 0), middle("lease-1", 9)) == (10, 1)
+    assert (middle("lease-1", 10), middle("other", 0)) == (pytest.approx(50), pytest.approx(60))
+
+
+def test_a_reported_end_is_bounded():
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    known = Estimates(reported_ends={"lease-1": datetime.max.replace(tzinfo=UTC)})
+    assert max(known.lease_remaining_s("lease-1", TRAIN, V100, 0.0, {}, now)) == MAX_DURATION_S
 
 
 @pytest.mark.parametrize("work", [0.0, 1e-300, 1e300, math.inf])

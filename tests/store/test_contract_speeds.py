@@ -37,6 +37,18 @@ def test_several_leases_of_a_task_add_up(store):
     assert second == report("lease-3", 8.0, on=T4).measured
 
 
+def test_the_newest_reported_end_of_each_lease_is_kept_until_it_is_over(store):
+    ends = {name: EPOCH + n * MINUTE for n, name in enumerate(("lease-1", "lease-2", "lease-3"), 5)}
+    for lease_id, end in ends.items():
+        store.add_speeds([report(lease_id, ends={lease_id: end})], EPOCH)
+    store.add_speeds([report("lease-1", seconds=90.0, ends={"lease-1": EPOCH + 9 * MINUTE})], EPOCH + MINUTE)
+    (speed,) = store.speeds()[1]
+    assert speed.ends == ends | {"lease-1": EPOCH + 9 * MINUTE}
+    store.add_speeds([report("lease-3", seconds=90.0)], EPOCH + 6 * MINUTE)
+    (speed,) = store.speeds()[1]
+    assert speed.ends == {"lease-1": EPOCH + 9 * MINUTE, "lease-3": ends["lease-3"]}
+
+
 def test_only_what_changed_since_is_read(store):
     store.add_speeds([report(on=A100)], EPOCH)
     sequence, _ = store.speeds()

@@ -29,6 +29,7 @@ KNOWN = Estimates(
     EPOCH,
     TeamShares.parse("research=3, research/nlp_*=2 max 4"),
     {("dag", "train"): {"nvidia/a100": 0.25}},
+    {"lease-1": EPOCH},
 )
 
 

@@ -142,8 +142,10 @@ const Considered = ({ shown }: { shown: Placement }) => (
 const Progress = ({ progress }: { progress: Schemas["ProgressRow"] }) => (
   <Section title="Progress and checkpoint">
     <Text>
-      {progress.step === null ? "No step is done yet" : `Step ${progress.step.toLocaleString()} is done`} ({progress.phase},
-      reported {ago(progress.reported_at)}).{" "}
+      {progress.step === null
+        ? "No step is done yet"
+        : `Step ${progress.step.toLocaleString()}${progress.total === null ? "" : ` of ${progress.total.toLocaleString()}`} is done`} ({progress.phase},
+      reported {ago(progress.reported_at)}).{progress.ends_at ? ` It probably ends at ${clock(progress.ends_at)}.` : ""}{" "}
       {progress.saved_step === null
         ? "No checkpoint is published."
         : `A resume loads the checkpoint of step ${progress.saved_step.toLocaleString()}${progress.saved_at ? `, saved ${ago(progress.saved_at)}` : ""}.`}

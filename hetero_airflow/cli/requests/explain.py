@@ -45,6 +45,8 @@ class _Explained:
     snapshot: Snapshot
     forecast: Forecast | None
     speeds: tuple[ClassSpeed, ...]
+    ends_at: datetime | None
+    """When it ends, by its own report."""
     now: datetime
 
 
@@ -61,7 +63,8 @@ def explain(args: Namespace) -> None:
     explained = read()
     if args.json:
         parts = history_json(explained.history), forecast_json(explained.forecast), speeds_json(explained.speeds)
-        show_json({name: value for part in parts for name, value in part.items()})
+        ends_at = {"ends_at": explained.ends_at.isoformat() if explained.ends_at else None}
+        show_json({name: value for part in (*parts, ends_at) for name, value in part.items()})
     else:
         show(*_report(explained))
 
@@ -84,7 +87,9 @@ def _reader(names: tuple[str, str, str, int]) -> Callable[[], _Explained]:
         forecast = forecast_start(history, snapshot, decide, now, period_s)
         classes = device_classes(snapshot.workers)
         speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)
-        return _Explained(history, snapshot, forecast, speeds, now)
+        live = [lease.id for lease in history.leases if lease.state not in TERMINAL]
+        ends_at = snapshot.estimates.reported_ends.get(live[-1]) if live else None
+        return _Explained(history, snapshot, forecast, speeds, ends_at, now)
 
     return read
 
@@ -92,7 +97,7 @@ def _reader(names: tuple[str, str, str, int]) -> Callable[[], _Explained]:
 def _report(explained: _Explained) -> Iterator[RenderableType]:
     named = with_task_names(explained.history, lambda ids: placed_requests(database(), ids).values())
     workers = {worker.id: worker for worker in explained.snapshot.workers}
-    return explain_report(named, workers, explained.now, explained.forecast, explained.speeds)
+    return explain_report(named, workers, explained.now, explained.forecast, explained.speeds, explained.ends_at)
 
 
 def with_task_names(
@@ -131,8 +136,12 @@ def explain_report(
     now: datetime,
     forecast: Forecast | None = None,
     speeds: Sequence[ClassSpeed] = (),
+    ends_at: datetime | None = None,
 ) -> Iterator[RenderableType]:
-    """The request, its state, the forecast of its start, its speeds, and the account of its newest decision. Pure."""
+    """The request, its state, the forecast of its start, its speeds, and the account of its newest decision. Pure.
+
+    :param ends_at: when it ends, by its own report; None if it does not run, or reports no end
+    """
     pending = history.pending
     yield cell(f"{task_name(pending)}, run {try_text(pending)}", style="bold")
     rows = [
@@ -143,6 +152,8 @@ def explain_report(
     ]
     if forecast is not None and forecast.start is not None:
         rows.append((cell("Starts"), cell(*start_lines(forecast.start, now))))
+    if ends_at is not None:
+        rows.append((cell("Ends"), cell(f"{moment(ends_at)}, in {age(now, ends_at)}, by the steps that it reports")))
     if speeds:
         rows.append((cell("Speed"), cell(*speed_lines(speeds))))
     yield table(("", ""), rows)

@@ -14,7 +14,7 @@ from hetero_airflow.executor.airflow_db.state_store import read_states
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
-from hetero_airflow.model.estimates import MAX_SPEED, MIN_SPEED
+from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, MIN_SPEED
 from hetero_airflow.model.run import MAX_STEPS, MeasuredSpeed
 from hetero_airflow.store.lease_rules import leased_device_class
 from hetero_airflow.store.speeds.records import LeaseSpeed
@@ -54,13 +54,15 @@ class ReportedSpeeds:
         except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
             log.warning("The speeds of tasks can't be read: %s", type(error).__name__)
             return False
-        speeds = dict(self._read(due, texts))
+        speeds = dict(self._read(due, texts, now))
         for task in due.values():
             self._due[task.lease.id] = now + _wait(task, now, is_known=task.lease.id in speeds)
         self._store.add_speeds(list(speeds.values()), now)
         return bool(speeds)
 
-    def _read(self, due: dict[object, RunningTask], texts: dict[object, str]) -> Iterator[tuple[str, LeaseSpeed]]:
+    def _read(
+        self, due: dict[object, RunningTask], texts: dict[object, str], now: datetime
+    ) -> Iterator[tuple[str, LeaseSpeed]]:
         """Lease id → its reported speed."""
         holders = self._store.snapshot().holders
         for key, text in texts.items():
@@ -77,8 +79,21 @@ class ReportedSpeeds:
                 speed = report.speed
                 steps_per_s = min(max(speed.steps_per_s, MIN_SPEED), MAX_SPEED)
                 log_speed, steps = math.log(steps_per_s), min(speed.steps, MAX_STEPS)
-                measured = MeasuredSpeed(holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds)
+                ends = {lease.id: end} if (end := _expected_end(report, steps_per_s, now)) is not None else {}
+                measured = MeasuredSpeed(holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds, ends)
                 yield lease.id, LeaseSpeed(lease.id, measured)
+
+
+def _expected_end(report: LeaseProgress, steps_per_s: float, now: datetime) -> datetime | None:
+    """When the task will have done its last step; None if it does not say how many there are.
+
+    :param steps_per_s: at least `MIN_SPEED`
+    """
+    step, total = report.progress.step, report.progress.total
+    if step is None or total is None:
+        return None
+    remaining_s = min(max(0, total - 1 - step), MAX_STEPS) / steps_per_s
+    return min(report.progress.at, now) + timedelta(seconds=min(remaining_s, MAX_DURATION_S))
 
 
 def _wait(task: RunningTask, now: datetime, *, is_known: bool) -> timedelta:

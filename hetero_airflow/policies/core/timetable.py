@@ -166,8 +166,9 @@ def _lease_ends(
         name = _leased_class(lease, entries[number])
         held_s = max((now - lease.granted_at).total_seconds(), 0.0)
         left_s = math.inf if name is None else _duration_s(snapshot.estimates, holder, name) - held_s
-        if name is not None and left_s <= 0:
-            more = snapshot.estimates.remaining_s(holder.task, name, held_s, holder.attained_service_s)
+        if name is not None and (left_s <= 0 or lease.id in snapshot.estimates.reported_ends):
+            before = holder.attained_service_s
+            more = snapshot.estimates.lease_remaining_s(lease.id, holder.task, name, held_s, before, now)
             left_s = math.inf if more is None else more.high
         ends[lease.id] = left_s
         if holder.gang:

@@ -147,7 +147,8 @@ class SimulatedFuture:
         if holder is None or lease.state is LeaseState.EXPIRED:
             return None
         name, held_s = self._device_class(lease), self._held_s(lease)
-        remaining = self._first.estimates.remaining_s(holder.task, name, held_s, holder.attained_service_s)
+        at, before = self._now + timedelta(seconds=self.time_s), holder.attained_service_s
+        remaining = self._first.estimates.lease_remaining_s(lease.id, holder.task, name, held_s, before, at)
         return None if remaining is None else remaining[self._part]
 
     def _held_s(self, lease: Lease) -> float:

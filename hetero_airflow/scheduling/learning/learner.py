@@ -154,6 +154,7 @@ class Learner:
             used_device_s=self._past.device_s(),
             used_at=self._past.at,
             speed_deviations=fitted.deviations,
+            reported_ends={lease_id: at for speed in self._measured.values() for lease_id, at in speed.ends.items()},
         )
 
     def _finished_s(self, fitted: FittedSpeeds) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ class MemorySpeeds:
         for report in reports:
             key = (report.measured.task, report.measured.device_class)
             before = self._records.get(key)
-            record = with_report(None if before is None else before[2], report)
+            record = with_report(None if before is None else before[2], report, now)
             if record is not None:
                 self._records[key] = (self._changes, now, record)
 

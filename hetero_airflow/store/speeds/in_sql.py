@@ -27,7 +27,7 @@ def add_speeds(transaction: WriteTransaction, reports: Iterable[LeaseSpeed], now
         is_pair = (_SPEED.dag_id == task[0], _SPEED.task_id == task[1], _SPEED.device_class == name)
         known = transaction.connection.execute(select(tables.speed).where(*is_pair)).one_or_none()
         before = None if known is None else _read(known.record, task)
-        record = with_report(before, report)
+        record = with_report(before, report, now)
         if record is None:
             continue
         values = {"record": _RECORD.dump_json(record).decode(), "measured_at": now, "changed": transaction.stamp}

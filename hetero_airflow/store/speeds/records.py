@@ -34,14 +34,15 @@ class SpeedRecord:
     """Lease id → steps and seconds that `measured` has of it."""
 
 
-def with_report(before: SpeedRecord | None, report: LeaseSpeed) -> SpeedRecord | None:
-    """The record with what is new in a report; None if nothing is.
+def with_report(before: SpeedRecord | None, report: LeaseSpeed, now: datetime) -> SpeedRecord | None:
+    """The record with what is new in a report; None if nothing is. Ends that are over are left out.
 
+    >>> from hetero_airflow.testing import EPOCH as now
     >>> from hetero_airflow.testing import a_speed
-    >>> first = with_report(None, LeaseSpeed("lease-1", a_speed(2.0, steps=120, seconds=60.0)))
-    >>> with_report(first, LeaseSpeed("lease-1", a_speed(2.0, steps=120, seconds=60.0))) is None
+    >>> first = with_report(None, LeaseSpeed("lease-1", a_speed(2.0, steps=120, seconds=60.0)), now)
+    >>> with_report(first, LeaseSpeed("lease-1", a_speed(2.0, steps=120, seconds=60.0)), now) is None
     True
-    >>> with_report(first, LeaseSpeed("lease-1", a_speed(2.0, steps=180, seconds=90.0))).measured.steps
+    >>> with_report(first, LeaseSpeed("lease-1", a_speed(2.0, steps=180, seconds=90.0)), now).measured.steps
     180
     """
     measured = report.measured
@@ -54,7 +55,11 @@ def with_report(before: SpeedRecord | None, report: LeaseSpeed) -> SpeedRecord |
     newer = replace(measured, steps=max(0, measured.steps - steps), seconds=measured.seconds - seconds)
     counted = {lease_id: part for lease_id, part in before.counted.items() if lease_id != report.lease_id}
     newest = dict(list({**counted, report.lease_id: total}.items())[-MAX_COUNTED:])
-    return SpeedRecord(before.measured.combined(newer), newest)
+    ends = {lease_id: at for lease_id, at in {**before.measured.ends, **measured.ends}.items() if at > now}
+    combined = before.measured.combined(newer)
+    return SpeedRecord(
+        replace(combined, ends={lease_id: ends[lease_id] for lease_id in newest if lease_id in ends}), newest
+    )
 
 
 class SpeedStore(Protocol):

@@ -58,6 +58,10 @@ class ProgressRow(BaseModel):
 
     step: int | None
     """The last finished step, from 0."""
+    total: int | None
+    """How many steps there are; None if the task does not say."""
+    ends_at: datetime | None
+    """When the last one will be done at the present speed; None in the first minute, and without a total."""
     phase: str
     saved_step: int | None
     """The step of the newest published checkpoint, which a resume loads; None without one."""

@@ -69,7 +69,7 @@ def placement(
         summary=names.put_into(account.summary, readable) if account else "",
         alternatives=list(_alternatives(account, live, names, readable, may_see_fleet)) if account else [],
         tries=[_try_row(lease) for lease in tries],
-        progress=_progress_row(progress),
+        progress=_progress_row(progress, snapshot.estimates.reported_ends.get(live.id) if live else None),
         may_see_fleet=may_see_fleet,
         **_reason(history, newest, names, readable),
     )
@@ -167,11 +167,13 @@ def _try_row(lease: PastLease) -> TryRow:
     )
 
 
-def _progress_row(progress: Progress | None) -> ProgressRow | None:
+def _progress_row(progress: Progress | None, ends_at: datetime | None) -> ProgressRow | None:
     if progress is None:
         return None
     return ProgressRow(
         step=progress.step,
+        total=progress.total,
+        ends_at=ends_at,
         phase=progress.phase,
         saved_step=progress.saved_step,
         saved_at=progress.saved_at,

@@ -78,5 +78,6 @@ def likely_end(
     if holder is None or device is None:
         return None
     held_s = (now - lease.granted_at).total_seconds()
-    remaining = estimates.remaining_s(holder.task, device_class(device), held_s, holder.attained_service_s)
+    name, before = device_class(device), holder.attained_service_s
+    remaining = estimates.lease_remaining_s(lease.id, holder.task, name, held_s, before, now)
     return None if remaining is None else now + timedelta(seconds=remaining.middle)

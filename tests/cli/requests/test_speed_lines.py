@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 
 from hetero_airflow.cli.requests.explain import explain_report
 from hetero_airflow.cli.requests.speed_lines import class_speeds, speed_lines, speeds_json
@@ -61,6 +62,9 @@ def test_the_report_has_a_row_of_speeds(render):
     store = MemoryStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("train"))], EPOCH)
     history = store.request_history("dag", "run", "train")
-    text = render(explain_report(history, {}, EPOCH, None, known(speed(2.1, V100, steps=240))))
+    ends_at = EPOCH + timedelta(minutes=90)
+    text = render(explain_report(history, {}, EPOCH, None, known(speed(2.1, V100, steps=240)), ends_at))
     assert "Speed" in text
     assert "learned from 240 steps on this device" in text
+    assert "Ends" in text
+    assert "2026-01-01 01:30:00 UTC, in 1 h 30 min, by the steps that it reports" in text

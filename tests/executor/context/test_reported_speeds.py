@@ -11,7 +11,7 @@ import pytest
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress, ReportedSpeed
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.context.reported_speeds import FIRST_S, OFTEN_S
-from hetero_airflow.model.estimates import MAX_SPEED
+from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED
 from hetero_airflow.runtime.progress_file import Phase, Progress
 
 A100 = "nvidia/a100-sxm4-40gb"
@@ -44,10 +44,10 @@ def wait(bench, seconds):
         bench.beat(5.0)
 
 
-def report(bench, lease, steps_per_s=2.0, seconds=60.0, **changes) -> str:
+def report(bench, lease, steps_per_s=2.0, seconds=60.0, total=None, **changes) -> str:
     now = bench.clock.now()
     speed = ReportedSpeed(steps_per_s=steps_per_s, deviation=0.02, steps=round(steps_per_s * seconds), seconds=seconds)
-    progress = Progress(step=5, at=now, phase=Phase.STEPPING)
+    progress = Progress(step=5, at=now, phase=Phase.STEPPING, total=total)
     value = LeaseProgress(lease_id=lease.id, progress=progress, reported_at=now, speed=speed)
     return json.dumps(json.loads(value.model_dump_json()) | changes)
 
@@ -63,6 +63,26 @@ def test_a_reported_speed_is_learned_at_once_and_kept(running, reports):
     assert estimated(bench) == pytest.approx(2.0)
     (speed,) = bench.store.speeds()[1]
     assert (speed.task, speed.device_class, speed.steps, speed.seconds) == (("dag", "train"), A100, 120, 60.0)
+
+
+@pytest.mark.parametrize(("total", "remaining_s"), [(1000, 994 / 2), (6, 0), (1, 0), (10**400, MAX_DURATION_S)])
+def test_a_run_that_says_how_many_steps_there_are_has_an_expected_end(running, reports, total, remaining_s):
+    bench, lease = running
+    reports[0]["train"] = report(bench, lease, total=total)
+    reported_at = bench.clock.now()
+    wait(bench, FIRST_S + 10)
+    ends = bench.dispatcher._context.estimates.reported_ends
+    assert ends == {lease.id: reported_at + timedelta(seconds=remaining_s)}
+
+
+def test_a_report_from_the_end_of_time_stops_nothing(running, reports):
+    bench, lease = running
+    value = json.loads(report(bench, lease, total=1000))
+    value["progress"]["at"] = "9999-12-31T23:59:59Z"
+    reports[0]["train"] = json.dumps(value)
+    wait(bench, FIRST_S + 10)
+    (end,) = bench.dispatcher._context.estimates.reported_ends.values()
+    assert end < bench.clock.now() + timedelta(seconds=497)
 
 
 def test_a_task_is_read_often_until_its_speed_is_known_and_then_seldom(running, reports):

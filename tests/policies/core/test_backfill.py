@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -60,6 +61,21 @@ def test_a_request_that_ends_before_the_heads_start_may_use_its_reserved_devices
     assert started(policy, workers, pending, holder, later=60.0, **times) == ["later"]
     assert started(policy, workers, pending, holder, later=61.0, **times) == []
     assert started(policy, workers, pending, holder, **times) == [], "its duration is unknown"
+
+
+@both
+def test_the_end_that_a_run_reports_is_the_heads_start(policy):
+    """Its high quantile: 115 of 100 s."""
+    holder = busy("runs", "a", 0, ago_s=40.0)
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    for later_s, expected in ((114.0, ["later"]), (116.0, [])):
+        known = Estimates(
+            {("dag", name): {A100: 1.0} for name in ("head", "later")},
+            {("dag", "head"): Interval(50, 50, 50), ("dag", "later"): Interval(*[later_s] * 3)},
+            reported_ends={holder[0].id: EPOCH + timedelta(seconds=100)},
+        )
+        snapshot = leased(Snapshot(1, (worker("a", 2),), pending=pending, estimates=known), holder)
+        assert [place.request_id for place in policy().decide(snapshot, EPOCH).places] == expected
 
 
 @both

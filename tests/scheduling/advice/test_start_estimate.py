@@ -67,6 +67,14 @@ def test_a_request_starts_when_the_run_before_it_ends():
     assert look(store, "b", estimates(a=100)) == StartEstimate(exactly(60))
 
 
+def test_a_run_of_unknown_duration_ends_when_it_reports():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1))
+    (lease,) = store.snapshot().leases
+    assert look(store, "b", Estimates()).start_s is None
+    known = Estimates(reported_ends={lease.id: NOW + timedelta(seconds=100)})
+    assert look(store, "b", known).start_s == Interval(pytest.approx(100 / 1.15), 100, pytest.approx(115))
+
+
 def test_the_interval_is_that_of_the_remaining_time_of_the_runs_before_it():
     store = a_world(a_pending("a"), a_pending("b", at_s=1))
     run_s = Interval(50, 100, 200)

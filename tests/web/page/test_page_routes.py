@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -10,8 +10,9 @@ from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
 
 LATER = EPOCH + timedelta(hours=1)
 HOSTILE = "<script>alert(1)</script>'\"; ü 🤖"
@@ -129,7 +130,8 @@ def test_the_tasks_ahead_are_those_of_the_last_cycle(ask, store, fleet):
 
 def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
     (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
-    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=Phase.STEPPING)
+    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=Phase.STEPPING, total=500)
+    store.add_speeds([LeaseSpeed(lease.id, a_speed(ends={lease.id: LATER}))], EPOCH)
     with ask() as client:
         client.states[PROGRESS] = LeaseProgress(
             lease_id=lease.id, progress=progress, reported_at=EPOCH
@@ -144,7 +146,8 @@ def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask,
         "worker-a",
         ["nvidia/a100-sxm4-40gb GPU-0"],
     )
-    assert (shown["progress"]["step"], shown["progress"]["saved_step"]) == (120, 100)
+    assert [shown["progress"][name] for name in ("step", "total", "saved_step")] == [120, 500, 100]
+    assert datetime.fromisoformat(shown["progress"]["ends_at"]) == LATER
     assert of_another_lease["progress"] is None
     assert [(row["try_number"], row["worker"], row["state"], row["ended_at"]) for row in shown["tries"]] == [
         (1, "worker-a", LeaseState.GRANTED, None)
