@@ -202,7 +202,12 @@ class LeaseLife(RuleBasedStateMachine):
         return {lease.id: lease for lease in self.store.snapshot().leases}
 
     def queue(self, name, bench):
-        """Airflow gives the task to a scheduler. Its row keeps the process of the run before."""
+        """Airflow gives the task to a scheduler. Its row keeps the process of the run before.
+
+        This happens between two heartbeats of the scheduler, and a heartbeat decides only on tasks that were there
+        before its reads.
+        """
+        bench.tasks.refresh()
         before = self.rows.get(self.ids.get(name), TaskProcess())
         self.ids[name] = id_ = bench.hold(name)
         self.rows[id_] = TaskProcess("queued", before.pid, before.hostname, before.seen_at)
