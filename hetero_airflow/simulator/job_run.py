@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from hetero_airflow.model.lease import Lease
@@ -69,6 +69,10 @@ class JobRun:
     def is_running(self) -> bool:
         """Whether it holds all its devices."""
         return bool(self.rank_leases) and len(self.rank_leases) == self.job.ranks
+
+    def still_in(self, interval_number: int) -> Callable[[], bool]:
+        """A function that says whether the job is still in that interval."""
+        return lambda: self.interval_number == interval_number
 
     def holds(self, lease: Lease) -> bool:
         """Whether one of its ranks has the lease."""

@@ -84,13 +84,10 @@ class KnowledgeSource:
         is_measured = (self._name(run.job), run.device_class) in self._measured
         return math.inf if run.job.id not in self._reporting or is_measured or at_s >= run.due_s else at_s
 
-    def measure(self, run: JobRun, number: int) -> None:
-        """Learn the speed of a job from the steps that it reported, unless it has stopped since.
-
-        :param number: its interval when `measured_s` was asked
-        """
+    def measure(self, run: JobRun) -> None:
+        """Learn the speed of a running job from the steps that it reported."""
         task = self._name(run.job)
-        if run.interval_number != number or (task, run.device_class) in self._measured:
+        if (task, run.device_class) in self._measured:
             return
         self._is_stale = True
         self._measured.add((task, run.device_class))

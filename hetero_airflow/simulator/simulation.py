@@ -171,7 +171,7 @@ class Simulation:
                 self._events.at(self._now_s + job.patience_s, lambda: self._impatient.append(run))
         if not job.ranks:
             run.since_s = run.started_s = self._now_s
-            self._events.at(self._now_s + run.best_s, lambda: self._finish(run, True))
+            self._events.at(self._now_s + run.best_s, lambda: self._finish(run))
             return
         for request in run.requests(run.submitted_s, self._knowledge.task_id(job)):
             self._by_request[request.id] = run
@@ -187,12 +187,12 @@ class Simulation:
         overhead_s = 0.0 if run.started_s is None else self._options.restart_s(math.ceil(run.devices))
         finish_s, number = run.begin(self._now_s, overhead_s), run.interval_number
         self._checkpoints.begin(run)
-        self._events.at(finish_s, lambda: self._finish(run, run.interval_number == number))
-        self._events.at(self._knowledge.measured_s(run), lambda: self._knowledge.measure(run, number))
+        self._events.at(finish_s, lambda: self._finish(run), run.still_in(number))
+        self._events.at(self._knowledge.measured_s(run), lambda: self._knowledge.measure(run), run.still_in(number))
 
-    def _finish(self, run: JobRun, is_due: bool) -> None:
+    def _finish(self, run: JobRun) -> None:
         gang = self._graph.running_gang(run)
-        if not is_due or any(member.due_s > self._now_s for member in gang):
+        if any(member.due_s > self._now_s for member in gang):
             return
         for member in gang:
             self._release(member.end_interval(self._now_s), LeaseState.RELEASED)

@@ -48,18 +48,28 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], None], Callable[[], bool]]] = []
         self._serial = 0
 
     @property
     def next_s(self) -> float:
-        """The time of the next event; infinite if there is none."""
+        """The time of the next event that still holds; infinite if there is none."""
+        while self._heap and not self._heap[0][3]():
+            heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
-    def at(self, time_s: float, happen: Callable[[], None] = lambda: None) -> None:
-        """Call a function at that time. Without a function, the simulation only decides."""
+    def at(
+        self,
+        time_s: float,
+        happen: Callable[[], None] = lambda: None,
+        still_holds: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Call a function at that time. Without a function, the simulation only decides.
+
+        :param still_holds: once it is False, it stays False, and the event does not happen and wakes nobody
+        """
         self._serial += 1
-        heapq.heappush(self._heap, (time_s, self._serial, happen))
+        heapq.heappush(self._heap, (time_s, self._serial, happen, still_holds))
 
     def advance(self) -> None:
         """Go on to the next event, and take in all events of its moment."""

@@ -116,6 +116,30 @@ def test_a_job_without_time_to_save_goes_back_to_its_last_checkpoint():
     assert [part.overhead_s for part in preempting(*jobs, saves_at_notice=True).jobs[0].intervals] == [0.0, 7.0]
 
 
+class Clock(Swap):
+    """Notes when it decides, in seconds since the start."""
+
+    period_s = 1000.0
+
+    def __init__(self) -> None:
+        super().__init__("a", from_s=40)
+        self.decided_s: list[float] = []
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.decided_s.append((now - START).total_seconds())
+        return super().decide(snapshot, now)
+
+
+@pytest.mark.parametrize("knowledge", [Knowledge.SPEEDS, Knowledge.PROGRESS])
+def test_a_policy_is_not_asked_when_a_preempted_job_would_have_ended(knowledge):
+    """The times of its decisions would tell a policy how long a job takes that has not ended."""
+    jobs = (Job("a", 0.0, GPU, 100.0), Job("b", 40.0, GPU, 1.0))
+    clock = Clock()
+    record = simulate(*jobs, cluster="v100=1", policy=clock, knowledge=knowledge, restart_s=fixed_restart_s(7.0))
+    assert spans(record) == {"a": (0.0, 107.0), "b": (107.0, 108.0)}
+    assert sorted(set(clock.decided_s)) == [0.0, 40.0, 107.0, 108.0]
+
+
 class Watcher(Swap):
     """Notes the tokens and the last checkpoints of the leases of its victim, in seconds since the start."""
 

@@ -57,9 +57,9 @@ class MuriWorld(Simulation):
         self.is_event = True
         super()._arrive(run)
 
-    def _finish(self, run: JobRun, is_due: bool) -> None:
-        self.is_event |= is_due
-        super()._finish(run, is_due)
+    def _finish(self, run: JobRun) -> None:
+        self.is_event = True
+        super()._finish(run)
 
     def _decide(self) -> None:
         if self.is_event:
@@ -73,8 +73,7 @@ class MuriWorld(Simulation):
             run.remaining += lost_s
             self.works["muri", run.job.id] = Interval(*(work + lost_s for work in self.works["muri", run.job.id]))
             run.interval_number += 1
-            number = run.interval_number
-            self._events.at(run.since_s + run.remaining, lambda: self._finish(run, run.interval_number == number))
+            self._events.at(run.since_s + run.remaining, lambda: self._finish(run), run.still_in(run.interval_number))
 
 
 def recorded_mean_jct_s(public_traces: Path, policy: str, trace: str) -> float:
