@@ -7,6 +7,7 @@ that compute. Each group below shares one process, so that its tests share their
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -27,6 +28,7 @@ from sqlalchemy import NullPool, create_engine, text
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.postgres_server import running_postgres
+from tests.warm_airflow import WarmAirflow
 
 GROUPS = {
     "airflow on SQLite": ("tests/system/",),
@@ -65,6 +67,13 @@ ON_POSTGRES = "[airflow_on_postgres"
 # How long an example takes says how busy the machine is, not whether it is right.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_airflow() -> None:
+    """The Airflows of tests start as forks; `tests.warm_airflow` says what differs."""
+    if module := sys.modules.get("local_airflow"):
+        module.LocalAirflow.make_starter = WarmAirflow
 
 
 @pytest.fixture(scope="session")
