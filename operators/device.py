@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request, read_lease
+from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
-from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set

@@ -13,8 +13,8 @@ from airflow.sdk.bases.decorator import DecoratedMappedOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request
+from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.placement_check import pack_placement_check
-from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.errors import RequestError
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.mapped_gang import check_no_gang, gang_of

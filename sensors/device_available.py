@@ -21,9 +21,9 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY
+from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run, local_settings, requested
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
-from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.errors import DeviceUnavailable, RequestError
 from hetero_airflow.model.arguments import DeviceArgument, PriorityName, Quota
 from hetero_airflow.model.plan import Place

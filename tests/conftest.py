@@ -6,7 +6,9 @@ that compute. Each group below shares one process, so that its tests share their
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -27,6 +29,7 @@ from sqlalchemy import NullPool, create_engine, text
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.postgres_server import running_postgres
+from tests.warm_airflow import WarmAirflow
 
 GROUPS = {
     "airflow on SQLite": ("tests/system/",),
@@ -67,6 +70,13 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_airflow() -> None:
+    """The Airflows of tests start as forks; `tests.warm_airflow` says what differs."""
+    if module := sys.modules.get("local_airflow"):
+        module.LocalAirflow.make_starter = WarmAirflow
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """SQLAlchemy URL of a server that the session starts."""
@@ -87,6 +97,12 @@ def make_postgres_database(postgres_server: str) -> Callable[[], str]:
         return postgres_server.replace("/postgres?", f"/{name}?")
 
     return make
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now lives until the end; so no garbage collection has to visit it. It saves 5 % of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

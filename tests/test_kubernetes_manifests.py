@@ -9,7 +9,7 @@ import yaml
 from kubernetes_validate import validate
 from packaging.requirements import Requirement
 
-from hetero_airflow.contract import selection
+from hetero_airflow.contract import executor_names
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import pod_parts
@@ -66,7 +66,7 @@ def test_the_template_makes_a_pod_that_a_server_takes():
 
 
 def test_the_page_names_what_there_is():
-    assert f'"classpath": "{selection.COORDINATOR_CLASSPATH}"' in PAGE
+    assert f'"classpath": "{executor_names.COORDINATOR_CLASSPATH}"' in PAGE
     for name in re.findall(r"docs/kubernetes/[\w.-]+|docker/Dockerfile[\w.]*", PAGE):
         assert (ROOT / name.rstrip(".")).is_file()
 

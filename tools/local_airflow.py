@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,52 @@ from sqlalchemy import NullPool, create_engine
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.store.sql.store import SqlStore
 
+Process = Any
+"""As much of `subprocess.Popen` as is used here: pid, returncode, poll, wait, terminate, kill."""
+
+
+class ColdAirflow:
+    """Starts ``airflow`` processes, each as a shell does. Tests put another class in its place."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Take the environment that most processes will have."""
+
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, output: int, errors: int
+    ) -> Process:
+        """Start ``airflow`` with these arguments, as the leader of a new session.
+
+        :param output: a file descriptor
+        :param errors: a file descriptor; it may be the same
+        """
+        return subprocess.Popen(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``airflow`` with these arguments to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def close(self) -> None:
+        """Free what it needs to start processes."""
+
+
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"
 
@@ -33,6 +79,9 @@ class LocalAirflow:
 
     :param schedulers: their names are ``scheduler``, ``scheduler-2``, ``scheduler-3``; several need PostgreSQL
     """
+
+    make_starter: Callable[[Mapping[str, str]], Any] = ColdAirflow
+    """Makes what starts the processes; gets their environment."""
 
     def __init__(
         self,
@@ -53,7 +102,7 @@ class LocalAirflow:
         self.schedulers = ("scheduler", *(f"scheduler-{number}" for number in range(2, schedulers + 1)))
         self._lock = threading.RLock()
         """Held while a component ends or starts: a service manager in a thread must not start one twice."""
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Process] = {}
         self._commands: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
         self._killed: list[int] = []
         self._client: httpx.Client | None = None
@@ -87,6 +136,7 @@ class LocalAirflow:
             **(settings or {}),
         }
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._starter = type(self).make_starter(self.environment)
 
     def __enter__(self) -> LocalAirflow:
         try:
@@ -123,14 +173,9 @@ class LocalAirflow:
         arguments, own_environment = self._commands[name]
         own_environment.update(environment)
         with self._lock, (self.home / f"{name}.log").open("ab") as output:
-            self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "airflow", *arguments],
-                env={**self.environment, **own_environment},
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            environment = {**self.environment, **own_environment}
+            self._processes[name] = self._starter.start(
+                arguments, environment, self.home, output.fileno(), output.fileno()
             )
 
     def kill(self, name: str) -> None:
@@ -168,17 +213,11 @@ class LocalAirflow:
         while self._killed:
             with suppress(ProcessLookupError):
                 os.killpg(self._killed.pop(), signal.SIGKILL)
+        self._starter.close()
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``airflow`` with these arguments to its end."""
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow", *arguments],
-            env=self.environment,
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        done = self._starter.run(arguments, self.environment, self.home)
         if check and done.returncode != 0:
             raise RuntimeError(
                 f"airflow {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
@@ -305,7 +344,7 @@ def _log_line(line: Any) -> str:
     return "\n".join([str(line.get("event", line)), *errors])
 
 
-def _wait_for_group(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+def _wait_for_group(process: Process, timeout_s: float) -> None:
     """Wait for a process that was asked to stop, then kill what is left of its session."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)

@@ -44,19 +44,19 @@ class ErrorWatch:
 
     def unconfirmed(self) -> tuple[DeviceError, ...]:
         """The errors that the server has not confirmed, oldest first, as many as one heartbeat may carry."""
-        for seen in self._xids.poll() if self._has_xids else ():
+        for xid_error in self._xids.poll() if self._has_xids else ():
             with suppress(ValidationError):  # the driver reports an impossible number
-                self._keep(DeviceError(device_id=seen.uuid, at=seen.at, xid=seen.xid))
-        kept = [error for errors in self._kept.values() for error in errors]
-        return tuple(sorted(kept, key=lambda error: error.at)[:MAX_ERRORS])
+                self._keep(DeviceError(device_id=xid_error.uuid, at=xid_error.at, xid=xid_error.xid))
+        errors = [error for kept in self._kept.values() for error in kept]
+        return tuple(sorted(errors, key=lambda error: error.at)[:MAX_ERRORS])
 
     def confirm(self, errors: Iterable[DeviceError]) -> None:
         """Drop errors that the server has recorded."""
         for error in errors:
-            kept = self._kept.get((error.device_id, error.xid), ())
-            left = deque((kept_error for kept_error in kept if kept_error != error), MAX_KEPT)
-            if left:
-                self._kept[error.device_id, error.xid] = left
+            kept_errors = self._kept.get((error.device_id, error.xid), ())
+            remaining = deque((kept_error for kept_error in kept_errors if kept_error != error), MAX_KEPT)
+            if remaining:
+                self._kept[error.device_id, error.xid] = remaining
             else:
                 self._kept.pop((error.device_id, error.xid), None)
 

@@ -124,16 +124,16 @@ def _add_entry(store: CheckpointStore, claim: WriteClaim, entry: CheckpointEntry
     def add(index: Index | None) -> Index:
         index = index or Index(token=claim.token, epoch=claim.epoch)
         index = pass_fence(store, place, index, claim.token, claim.epoch, claim.grant)
-        if any(known.key == entry.key for known in index.entries):  # an earlier swap succeeded, but its answer was lost
-            return index
-        last = max((known.published_at for known in index.current), default=entry.published_at)
+        if any(listed.key == entry.key for listed in index.entries):
+            return index  # an earlier swap succeeded, but its answer was lost
+        last = max((listed.published_at for listed in index.current), default=entry.published_at)
         dated = entry.model_copy(update={"published_at": max(last, entry.published_at)})
         entries = retained_entries([*index.current, dated], place)
-        retired.update({known.key for known in index.entries} - {known.key for known in entries})
+        retired.update({listed.key for listed in index.entries} - {listed.key for listed in entries})
         return index.model_copy(update={"entries": entries})
 
     index = _swap_index(store, place, add)
-    published = next(known for known in index.entries if known.key == entry.key)
+    published = next(listed for listed in index.entries if listed.key == entry.key)
     _announce_newest(store, place, published)
     try:
         for name in store.sweep(

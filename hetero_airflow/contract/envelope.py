@@ -89,12 +89,12 @@ def is_template(value: object) -> bool:
 
 
 def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
-    if is_template(list(given.values())):
-        if "device" not in given:
+    fields = {name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
+    if is_template(list(fields.values())):
+        if "device" not in fields:
             raise RequestError("device", None, found="nothing", remedy='Give one, such as "gpu:2"')
-        return {"template": given}
-    request = DeviceRequest.parse(given.pop("device", None), **given)
+        return {"template": fields}
+    request = DeviceRequest.parse(fields.pop("device", None), **fields)
     return {"request": request.model_dump(mode="json", exclude_defaults=True)}
 
 

@@ -19,7 +19,7 @@ PROBES: dict[str, str] = {
     "nvidia": "hetero_airflow.discovery.nvidia:probe",
     "amd": "hetero_airflow.discovery.amd:probe",
     "ascend": "hetero_airflow.discovery.ascend:probe",
-    "google": "hetero_airflow.discovery.tpu:probe",
+    "google": "hetero_airflow.discovery.google:probe",
     "fpga": "hetero_airflow.discovery.fpga:probe",
     "simulated": "hetero_airflow.discovery.simulated:probe",
 }

@@ -87,19 +87,21 @@ def with_nodes(worker: Worker, root: Path = Path("/")) -> Worker:
     return worker.model_copy(update={"devices": tuple(map(with_node, worker.devices))})
 
 
-def with_users(inventory: Inventory, known: Mapping[str, Collection[int]]) -> Inventory:
+def with_users(inventory: Inventory, vendor_pids: Mapping[str, Collection[int]]) -> Inventory:
     """The inventory with the processes that use its devices; marks the devices of which nobody can tell.
 
-    :param known: device id → pids, of the devices of which the vendor's software tells
+    :param vendor_pids: device id → pids, of the devices of which the vendor's software tells
     """
     worker = with_nodes(inventory.worker)
     devices = [device for device in worker.devices if can_have_users(device)]
     nodes = {device.id: str(device.details[NODE_KEY]) for device in devices if device.details.get(NODE_KEY)}
     opened = node_users(nodes)
     uncovered = {
-        device.id for device in devices if device.id not in known and not (opened.is_complete and device.id in nodes)
+        device.id
+        for device in devices
+        if device.id not in vendor_pids and not (opened.is_complete and device.id in nodes)
     }
-    users = tuple(_named(join_users(known, opened.pids)))
+    users = tuple(_named(join_users(vendor_pids, opened.pids)))
     marked = tuple(
         device.model_copy(update={"details": device.details | {UNCOVERED_KEY: True}})
         if device.id in uncovered
@@ -116,21 +118,21 @@ def current_users(inventory: Inventory) -> list[DeviceUser]:
     """
     devices = [device for device in inventory.worker.devices if can_have_users(device)]
     nodes = {device.id: str(device.details[NODE_KEY]) for device in devices if device.details.get(NODE_KEY)}
-    opened, known = node_users(nodes), _known_now(devices)
-    reported = known.keys() | (nodes.keys() if opened.is_complete else set())
+    opened, vendor_pids = node_users(nodes), _vendor_pids(devices)
+    reported = vendor_pids.keys() | (nodes.keys() if opened.is_complete else set())
     before = [user for user in inventory.users if user.device_id not in reported and _may_run(user)]
-    now = list(_named(join_users(known, opened.pids)))
+    now = list(_named(join_users(vendor_pids, opened.pids)))
     pairs = {(user.device_id, user.pid) for user in now}
     return now + [user for user in before if (user.device_id, user.pid) not in pairs]
 
 
-def _known_now(devices: list[Device]) -> dict[str, Collection[int]]:
+def _vendor_pids(devices: list[Device]) -> dict[str, Collection[int]]:
     """Device id → pids, of the devices of which a vendor's library tells."""
-    known: dict[str, Collection[int]] = {}
+    pids_by_device: dict[str, Collection[int]] = {}
     for vendor in {device.vendor for device in devices} & _LIBRARIES.keys():
         ids = [device.id for device in devices if device.vendor == vendor]
-        known.update(load("", _LIBRARIES, vendor)(ids) or {})
-    return known
+        pids_by_device.update(load("", _LIBRARIES, vendor)(ids) or {})
+    return pids_by_device
 
 
 def _may_run(user: DeviceUser) -> bool:
@@ -143,16 +145,21 @@ def can_have_users(device: Device) -> bool:
     return device.kind != "cpu" and not device.simulated
 
 
-def join_users(known: Mapping[str, Collection[int]], opened: Mapping[str, Collection[int]]) -> dict[str, set[int]]:
+def join_users(
+    vendor_pids: Mapping[str, Collection[int]], node_pids: Mapping[str, Collection[int]]
+) -> dict[str, set[int]]:
     """Device id → pids, from the vendor's software and from open nodes.
 
     >>> join_users({"GPU-0": [7], "GPU-1": []}, {"GPU-0": [7, 8], "GPU-1": [7]})
     {'GPU-0': {8, 7}, 'GPU-1': set()}
     """
-    listed = {pid for pids in known.values() for pid in pids}
+    listed = {pid for pids in vendor_pids.values() for pid in pids}
     return {
-        device_id: {*known.get(device_id, ()), *(pid for pid in opened.get(device_id, ()) if pid not in listed)}
-        for device_id in [*known, *(id_ for id_ in opened if id_ not in known)]
+        device_id: {
+            *vendor_pids.get(device_id, ()),
+            *(pid for pid in node_pids.get(device_id, ()) if pid not in listed),
+        }
+        for device_id in [*vendor_pids, *(id_ for id_ in node_pids if id_ not in vendor_pids)]
     }
 
 
@@ -186,8 +193,8 @@ def lease_users(vendor: str, ids: Collection[str], nodes: Collection[str]) -> li
 
     :param nodes: the nodes of the devices
     """
-    known = load("", _LIBRARIES, vendor)(ids) if vendor in _LIBRARIES else None
+    vendor_pids = load("", _LIBRARIES, vendor)(ids) if vendor in _LIBRARIES else None
     opened = node_users({node: node for node in nodes})
-    if known is None and not (opened.is_complete and len(nodes) == len(ids)):
+    if vendor_pids is None and not (opened.is_complete and len(nodes) == len(ids)):
         return None
-    return list(_named(join_users(known or {}, opened.pids)))
+    return list(_named(join_users(vendor_pids or {}, opened.pids)))

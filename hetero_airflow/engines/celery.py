@@ -21,9 +21,9 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.result import AsyncResult, denied_join_result
 from kombu.exceptions import OperationalError
 
+from hetero_airflow.engines.circuit_breaker import CircuitBreaker
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.engines.remote import RemoteEngine, worker_queue
-from hetero_airflow.engines.silence import Silence
 from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
@@ -56,11 +56,11 @@ class CeleryEngine(RemoteEngine):
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(RoutingCeleryExecutor(parallelism, team_name))
-        self._results = Silence("Celery's result backend", "Running tasks go on.")
+        self._results = CircuitBreaker("Celery's result backend", "Running tasks go on.")
 
     def open_slots(self) -> int:
         """The slots that Airflow's ``parallelism`` leaves; none while the broker does not answer."""
-        return 0 if self.executor.broker.is_on else super().open_slots()
+        return 0 if self.executor.broker.is_open else super().open_slots()
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
@@ -115,7 +115,7 @@ class CeleryEngine(RemoteEngine):
 
     def _read_results(self, step: Callable[[], object]) -> None:
         """Run a step that may ask the result backend, unless it has just not answered."""
-        if self._results.is_on:
+        if self._results.is_open:
             return
         try:
             with timeout(seconds=_RESULTS_LIMIT_S):
@@ -134,7 +134,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.broker = Silence("Celery's broker", "Tasks wait, and running ones go on.")
+        self.broker = CircuitBreaker("Celery's broker", "Tasks wait, and running ones go on.")
         self.queues: dict[Any, str] = {}
         """Key → Celery queue, of placed tasks that were not sent yet."""
         self.undelivered: set[Any] = set()
@@ -173,7 +173,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
 
         A placed task must start within `START_TIMEOUT_S`. A worker that comes back later finds its message expired.
         """
-        if self.broker.is_on:
+        if self.broker.is_open:
             return None
         try:
             # the results are polled, so a backend of keys and values has nothing to subscribe to
@@ -203,7 +203,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
         if key not in self._placed:
             self.workloads.pop(key, None)
             self.running.discard(key)
-        if sent is None or self.broker.is_on:
+        if sent is None or self.broker.is_open:
             return
         try:
             with _limited():

@@ -85,12 +85,12 @@ def write_in_folder(write: Callable[[Path], T]) -> T:
 
 def _folders_to_write() -> Iterator[tuple[Path, Callable[[Path], Path]]]:
     """The folders that exist, then the places where none exists; with the function that makes the folder."""
-    known = set()
+    places = set()
     for folder in lease_folders():
-        known.add(folder.parent)
+        places.add(folder.parent)
         yield folder, Path
     for place in (_runtime_folder(os.getuid()), _temporary_folder(), _MEMORY):
-        if place not in known:
+        if place not in places:
             yield place, _make_folder
 
 

@@ -135,8 +135,10 @@ class LocalEngine(WrappedExecutor):
         """Lease id → whether a process of it runs. Scans this host's processes only if a recorded one has ended."""
         leases = {process.lease.id: process for process in processes}
         alive = {id_ for id_, run in recorded_runs(leases).items() if run.is_active or run.needs_check}
-        others = [process for id_, process in leases.items() if id_ not in alive]
-        alive |= self.processes({other.lease.id: (self._pid_here(other), other.seen_at) for other in others}).keys()
+        unrecorded = [process for id_, process in leases.items() if id_ not in alive]
+        alive |= self.processes(
+            {process.lease.id: (self._pid_here(process), process.seen_at) for process in unrecorded}
+        ).keys()
         alive |= {id_ for id_, run in recorded_runs(leases.keys() - alive).items() if run.is_starting}
         return {
             id_: Liveness.ALIVE if id_ in alive else self._liveness_without_process(process)
@@ -223,8 +225,8 @@ class LocalEngine(WrappedExecutor):
     def _root(self, lease_id: str, run: LeaseFile | None, pid: int | None, seen_at: datetime | None) -> LeaseRoot:
         if run is not None and run.task is not None:
             return run.root
-        known = self._leaders.get(lease_id)
-        is_same = known is not None and known.pid == pid and known.is_running()
+        leader = self._leaders.get(lease_id)
+        is_same = leader is not None and leader.pid == pid and leader.is_running()
         return LeaseRoot(pid, None if is_same else seen_at)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:

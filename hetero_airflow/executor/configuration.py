@@ -101,12 +101,13 @@ def _text(name: str) -> str:
 
 def _policy() -> str:
     name = _text("policy")
-    known = names(policies.GROUP, policies.POLICIES)
-    if name not in known:
+    policy_names = names(policies.GROUP, policies.POLICIES)
+    if name not in policy_names:
+        substitute = policies.SUBSTITUTES.get(name, name)
         raise SettingsError(
             f"[{SECTION}] policy = {name}",
             found="no such policy",
-            remedy=f"{did_you_mean(policies.SUBSTITUTES.get(name, name), known)}Use one of {', '.join(known)}",
+            remedy=f"{did_you_mean(substitute, policy_names)}Use one of {', '.join(policy_names)}",
         )
     return name
 
@@ -156,8 +157,8 @@ def configured_engine() -> Any:
     :raises SettingsError: there is no such engine
     """
     name = _text("engine")
-    if name not in (known := names(engines.GROUP, engines.ENGINES)):
-        remedy = f"{did_you_mean(name, known)}Use one of {', '.join(known)}"
+    if name not in (engine_names := names(engines.GROUP, engines.ENGINES)):
+        remedy = f"{did_you_mean(name, engine_names)}Use one of {', '.join(engine_names)}"
         raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=remedy)
     return load(engines.GROUP, engines.ENGINES, name)
 

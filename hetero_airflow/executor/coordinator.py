@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_MODULE
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_MODULE
 
 
 def __getattr__(name: str) -> Any:

@@ -211,8 +211,8 @@ class Dispatcher:
     def _take_inventory(self, now: datetime) -> None:
         inventory = self._inventory.poll() if self._engine.traits.is_local else None
         if inventory is not None:
-            known = self.workers.current().get(inventory.worker.id)
-            worker = with_missing_devices(inventory.worker, known) if known else inventory.worker
+            worker_before = self.workers.current().get(inventory.worker.id)
+            worker = with_missing_devices(inventory.worker, worker_before) if worker_before else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._inventory.note_recorded()
             self._housekeeping.local_worker = worker
@@ -270,9 +270,9 @@ class Dispatcher:
         """Withdraw requests of other schedulers whose tasks Airflow has given up while no scheduler looked."""
         if not self._periods.is_due("forgotten", now):  # others may hold 10,000; each look asks the database
             return
-        known = {task.request_id for task in self.queue.tasks.values()}
+        own_ids = {task.request_id for task in self.queue.tasks.values()}
         pending = with_pending_events(self._store.snapshot(), self.queue.events).pending
-        foreign = [request.id for request in pending if request.id not in known]
+        foreign = [request.id for request in pending if request.id not in own_ids]
         if foreign:
             queued = self._tasks.queued(foreign)
             self._store.record([RequestWithdrawn(id_, _NOT_WANTED) for id_ in foreign if id_ not in queued], now)

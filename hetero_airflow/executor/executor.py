@@ -18,8 +18,8 @@ from sqlalchemy.orm import Session
 
 from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.contract.envelope import is_device_task, unpack_request
+from hetero_airflow.contract.executor_names import COORDINATOR_MODULE
 from hetero_airflow.contract.placement_check import is_placement_check
-from hetero_airflow.contract.selection import COORDINATOR_MODULE
 from hetero_airflow.engines.end_watch import EndWatch
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
 from hetero_airflow.errors import RequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_NAME, EXECUTOR_CLASSPATH
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_NAME, EXECUTOR_CLASSPATH
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,9 @@ class WorkerIndex:
         """Forget what the last decision did not use, and the changes that nothing has to take in any more."""
         start = self._decision_start
         self._rankings = {key: ranking for key, ranking in self._rankings.items() if ranking.version >= start}
-        self._rejection_counts = {key: each for key, each in self._rejection_counts.items() if each.version >= start}
+        self._rejection_counts = {
+            key: counts for key, counts in self._rejection_counts.items() if counts.version >= start
+        }
         version = self.version
         del self._log[: start - self._base]
         self._base, self._decision_start = start, version
@@ -185,11 +187,11 @@ class WorkerIndex:
 
     def is_servable(self, alternative: Alternative) -> bool:
         """Whether it can run on any online worker with the devices that are healthy now, if the worker is idle."""
-        known = self._servable.get(alternative.key)
-        if known is None:
-            known = any(self.matcher.feasibility(alternative, shape).is_servable for shape in self._online)
-            self._servable[alternative.key] = known
-        return known
+        is_servable = self._servable.get(alternative.key)
+        if is_servable is None:
+            is_servable = any(self.matcher.feasibility(alternative, shape).is_servable for shape in self._online)
+            self._servable[alternative.key] = is_servable
+        return is_servable
 
     def claims(self, number: int, fit: Fit) -> tuple[Claim, ...]:
         """What a fit takes of a worker, by device id."""

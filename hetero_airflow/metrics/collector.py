@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from hetero_airflow import __version__
 from hetero_airflow.metrics.catalog import METRICS
-from hetero_airflow.metrics.tallied import Model, counters, histogram_family
+from hetero_airflow.metrics.counters import Model, counters, histogram_family
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState

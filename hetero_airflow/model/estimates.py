@@ -123,27 +123,27 @@ class Estimates:
         (optimism in the face of uncertainty: Auer, Cesa-Bianchi and Fischer, Machine Learning 47, 2002).
 
         >>> train = ("dag", "train")
-        >>> known = Estimates({train: {"a": 2.0, "b": 1.5}}, speed_deviations={train: {"a": 0.0, "b": 0.5}})
-        >>> {name: round(speed, 2) for name, speed in known.relative_speeds(train, frozenset("ab")).items()}
+        >>> estimates = Estimates({train: {"a": 2.0, "b": 1.5}}, speed_deviations={train: {"a": 0.0, "b": 0.5}})
+        >>> {name: round(speed, 2) for name, speed in estimates.relative_speeds(train, frozenset("ab")).items()}
         {'a': 0.81, 'b': 1.0}
         """
         deviations = self.speed_deviations.get(task, {})
-        known = {
+        speeds = {
             name: speed * math.exp(deviations.get(name, 0.0))
             for name in sorted(device_classes)
             if (speed := self.speed(task, name)) is not None
         }
-        if not known:
-            known = {name: self.default_speeds.get(name, 0.0) for name in sorted(device_classes)}
-            if not known or not all(known.values()):
+        if not speeds:
+            speeds = {name: self.default_speeds.get(name, 0.0) for name in sorted(device_classes)}
+            if not speeds or not all(speeds.values()):
                 return dict.fromkeys(sorted(device_classes), 1.0)
-        ratios = [known[n] / self.default_speeds[n] for n in known if known[n] and self.default_speeds.get(n)]
+        ratios = [speeds[n] / self.default_speeds[n] for n in speeds if speeds[n] and self.default_speeds.get(n)]
         unit = sum(ratios) / len(ratios) if ratios else 0.0
-        fallback = max(known.values())
-        for name in device_classes - known.keys():
-            known[name] = min(self.default_speeds.get(name, 0.0) * unit, fallback) or fallback
-        top = max(known.values())
-        return {name: known[name] / top if top else 1.0 for name in sorted(device_classes)}
+        fallback = max(speeds.values())
+        for name in device_classes - speeds.keys():
+            speeds[name] = min(self.default_speeds.get(name, 0.0) * unit, fallback) or fallback
+        top = max(speeds.values())
+        return {name: speeds[name] / top if top else 1.0 for name in sorted(device_classes)}
 
     def remaining_s(
         self, task: TaskName, device_class: str, held_s: float, attained_service_s: Mapping[str, float]

@@ -105,11 +105,11 @@ class Entitlement:
         self._teams: dict[TeamPath, Team] = {}
         self._device_counts = _device_counts(snapshot)
         amounts: defaultdict[tuple[Team, str], list[float]] = defaultdict(list)
-        known = snapshot.estimates
-        for dag_id, classes in known.used_device_s.items():
+        estimates = snapshot.estimates
+        for dag_id, classes in estimates.used_device_s.items():
             for name, amount in classes.items():
                 kind = "cpu" if name.startswith("generic/") else "accelerator"
-                amounts[self._leaf(dag_id), kind].append(decayed(amount, known.used_at or now, now))
+                amounts[self._leaf(dag_id), kind].append(decayed(amount, estimates.used_at or now, now))
         for pending in snapshot.pending:
             kind, devices = _requested(pending)
             amounts[self._leaf(pending.dag_id), kind].append(sum(pending.attained_service_s.values()) * devices)
@@ -169,18 +169,18 @@ class Entitlement:
     def _next_turn(
         self,
         path: TeamPath,
-        left: Mapping[TeamPath, list[PendingRequest]],
+        queues: Mapping[TeamPath, list[PendingRequest]],
         turns: Mapping[TeamPath, list[tuple[float, TeamPath]]],
     ) -> PendingRequest:
         """The next request below a node of the tree."""
         child = self._teams[turns[path][0][1]]
-        if child.path in left:
-            request = left[child.path].pop()
+        if child.path in queues:
+            request = queues[child.path].pop()
             kind, devices = _requested(request)
             self._charge(child, kind, CHARGED_S * devices)
-            is_over = not left[child.path]
+            is_over = not queues[child.path]
         else:
-            request = self._next_turn(child.path, left, turns)
+            request = self._next_turn(child.path, queues, turns)
             is_over = not turns[child.path]
         if is_over:
             heapq.heappop(turns[path])

@@ -55,22 +55,22 @@ def decide(failure: Failure, history: Sequence[Failure], rules: Rules, *, has_re
         for record in failures_of_epoch(history, failure.epoch)
         if record.failure_class == failure.failure_class and not record.is_same_run(failure)
     ]
-    what = f"It {failure.failure_class.description} ({failure.evidence})"
+    failure_text = f"It {failure.failure_class.description} ({failure.evidence})"
     by_rule = f"by the rule for {failure.failure_class}"
-    left = retries_text(has_retries)
+    retries = retries_text(has_retries)
     if rule.action is Action.FAIL:
-        return Fail(f"{what}: fails at once, {by_rule}.")
+        return Fail(f"{failure_text}: fails at once, {by_rule}.")
     if rule.action is Action.RETRY:
-        return Retry(rule.delay_after_s(len(earlier)), f"{what}: {left}, {by_rule}.")
+        return Retry(rule.delay_after_s(len(earlier)), f"{failure_text}: {retries}, {by_rule}.")
     obstacle = _requeue_obstacle(failure, earlier, rule)
     if obstacle is None:
         delay_s = rule.delay_after_s(len(earlier)) or 0.0
         when = f"in {delay_s:g} s" if delay_s else "at once"
         count = _count(len(earlier), rule)
-        return Requeue(delay_s, f"{what}: requeued {when}{count}, without using a retry, {by_rule}.")
+        return Requeue(delay_s, f"{failure_text}: requeued {when}{count}, without using a retry, {by_rule}.")
     if rule.then is Action.FAIL:
-        return Fail(f"{what}: fails, since {obstacle}, {by_rule}.")
-    return Retry(None, f"{what}: {left}{' and' if not has_retries else ', since'} {obstacle}, {by_rule}.")
+        return Fail(f"{failure_text}: fails, since {obstacle}, {by_rule}.")
+    return Retry(None, f"{failure_text}: {retries}{' and' if not has_retries else ', since'} {obstacle}, {by_rule}.")
 
 
 def retries_text(has_retries: bool) -> str:

@@ -101,30 +101,30 @@ class Failure(BaseModel):
         return self == other or (self.token is not None and self.token == other.token)
 
 
-def load_failures(kept: object) -> tuple[Failure, ...]:
+def load_failures(stored: object) -> tuple[Failure, ...]:
     """The failures in a state store's value, oldest first; unreadable records are left out.
 
     >>> load_failures(None), load_failures([{"failure_class": "meteor"}])
     ((), ())
     """
-    records = kept if isinstance(kept, list) else []
+    records = stored if isinstance(stored, list) else []
     return tuple(failure for record in records if (failure := _read(record)) is not None)
 
 
-def keep_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
-    """The new value for the state store: `kept` with this failure at its end, unless its run is in there already.
+def keep_failure(stored: object, failure: Failure) -> list[dict[str, Any]]:
+    """The new value for the state store: `stored` with this failure at its end, unless its run is in there already.
 
     Failures before the last clear are dropped, and all but the last `MAX_FAILURES` of each class.
     """
-    known = load_failures(kept)
-    if not any(map(failure.is_same_run, known)):
-        known = (*known, failure)
-    return _as_json(_last_of_each_class(known, max(earlier.epoch for earlier in known)))
+    failures = load_failures(stored)
+    if not any(map(failure.is_same_run, failures)):
+        failures = (*failures, failure)
+    return _as_json(_last_of_each_class(failures, max(earlier.epoch for earlier in failures)))
 
 
-def replace_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
-    """The new value for the state store: `kept` with this failure in place of the earlier record of its run."""
-    return _as_json(failure if known.is_same_run(failure) else known for known in load_failures(kept))
+def replace_failure(stored: object, failure: Failure) -> list[dict[str, Any]]:
+    """The new value for the state store: `stored` with this failure in place of the earlier record of its run."""
+    return _as_json(failure if earlier.is_same_run(failure) else earlier for earlier in load_failures(stored))
 
 
 def failures_of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
@@ -141,11 +141,11 @@ def _as_json(failures: Iterable[Failure]) -> list[dict[str, Any]]:
 
 
 def _last_of_each_class(failures: tuple[Failure, ...], epoch: int) -> list[Failure]:
-    left = dict.fromkeys(FailureClass, MAX_FAILURES)
+    room = dict.fromkeys(FailureClass, MAX_FAILURES)
     chosen = []
     for failure in reversed(failures):
-        if failure.epoch == epoch and left[failure.failure_class] > 0:
-            left[failure.failure_class] -= 1
+        if failure.epoch == epoch and room[failure.failure_class] > 0:
+            room[failure.failure_class] -= 1
             chosen.append(failure)
     return chosen[::-1]
 

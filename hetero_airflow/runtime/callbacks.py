@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.session import MAX_STEPS
+from hetero_airflow.runtime.checkpoint_session import MAX_STEPS
 from hetero_airflow.runtime.state.restoring import Rng
 from hetero_airflow.runtime.step_loop import StepLoop
 

@@ -9,8 +9,8 @@ from hetero_airflow.checkpoints.loading import load_checkpoint, read_index
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import InvalidCheckpoint, shorten
+from hetero_airflow.runtime.checkpoint_session import Checkpoint
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
-from hetero_airflow.runtime.session import Checkpoint
 
 
 def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint:

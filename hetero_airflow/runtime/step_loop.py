@@ -18,10 +18,10 @@ from hetero_airflow.errors import (
     InvalidCheckpoint,
     RequestError,
 )
+from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_file import Phase
 from hetero_airflow.runtime.progress_log import ProgressLog
-from hetero_airflow.runtime.session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
 from hetero_airflow.runtime.state.restoring import restore
 from hetero_airflow.units import parse_duration_s

@@ -3,7 +3,7 @@
 ::
 
     Workload    jobs, and the workers on which they run   workload.py, cluster.py, traces/
-    Simulation  the event loop                            simulation.py, world.py
+    Simulation  the event loop                            simulation.py, simulated_engine.py
     Record      how each job went                         record.py
     Reports     JCT, waits, makespan, utilisation         reports/
     Rehearsal   a DAG run simulated before it starts      rehearsal.py

@@ -50,7 +50,7 @@ class KnowledgeSource:
         mix = tuple((alternative, count / requested.total()) for alternative, count in requested.most_common())
         spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
         self._edges = task_edges(workload.jobs, {job.id: self._name(job) for job in workload.jobs})
-        self._known = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
+        self._estimates = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
         self._is_stale = knowledge in _LEARNING
 
     def estimates(self) -> Estimates:
@@ -59,11 +59,13 @@ class KnowledgeSource:
             self._is_stale = False
             if self._knowledge in _LEARNING:
                 learned = self._learner.estimates(self._classes)
-                self._known = replace(learned, edges=self._edges, shares=self._known.shares)
+                self._estimates = replace(learned, edges=self._edges, shares=self._estimates.shares)
             else:
                 used, at = self._past.device_s(), self._past.at
-                self._known = replace(self._known, finished_s=tuple(self._finished_s), used_device_s=used, used_at=at)
-        return self._known
+                self._estimates = replace(
+                    self._estimates, finished_s=tuple(self._finished_s), used_device_s=used, used_at=at
+                )
+        return self._estimates
 
     def learn(self, run: JobRun) -> None:
         """Learn from a job that has finished."""

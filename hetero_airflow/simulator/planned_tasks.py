@@ -15,7 +15,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.simulator.options import START
-from hetero_airflow.simulator.world import SimulatedEngine
+from hetero_airflow.simulator.simulated_engine import SimulatedEngine
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 

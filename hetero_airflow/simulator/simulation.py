@@ -26,8 +26,8 @@ from hetero_airflow.simulator.job_run import JobGraph, JobRun, RankLease, best_s
 from hetero_airflow.simulator.knowledge import KnowledgeSource
 from hetero_airflow.simulator.options import START, Options, simulated_time
 from hetero_airflow.simulator.record import SimulationRecord
+from hetero_airflow.simulator.simulated_engine import CheckpointSchedule, EventQueue, SimulatedEngine
 from hetero_airflow.simulator.workload import Workload
-from hetero_airflow.simulator.world import CheckpointSchedule, EventQueue, SimulatedEngine
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, StoreEvent, WorkerLost, WorkerSeen
 

@@ -151,10 +151,10 @@ class ContestedDevices:
         """The workers as a snapshot shows them, since the last `update`; an unchanged one is the same object."""
         before, self._shown = self._shown, {}
         for worker_id, problems in self._problems.items():
-            known = before.get(worker_id)
-            if known is None or known[0] is not workers[worker_id] or known[1] != problems:
-                known = workers[worker_id], problems, _with_problems(workers[worker_id], problems)
-            self._shown[worker_id] = known
+            checked = before.get(worker_id)
+            if checked is None or checked[0] is not workers[worker_id] or checked[1] != problems:
+                checked = workers[worker_id], problems, _with_problems(workers[worker_id], problems)
+            self._shown[worker_id] = checked
         shown = self._shown
         return tuple(shown[id_][2] if id_ in shown else worker for id_, worker in workers.items())
 

@@ -181,18 +181,18 @@ class MemoryWorkers:
         record = self._workers.get(place.worker_id)
         if record is None or record.state != WorkerState.ONLINE or not are_grantable(place.claims):
             return None
-        taken: dict[str, DeviceRecord] = {}
+        granted: dict[str, DeviceRecord] = {}
         claims: list[Claim] = []
         for claim in place.claims:
-            known = record.devices.get(claim.device_id)
-            device = None if known is None else known.grant(claim, now)
+            offered = record.devices.get(claim.device_id)
+            device = None if offered is None else offered.grant(claim, now)
             cores = None if device is None else self._choose_cores(place.worker_id, device, claim)
             if device is None or cores is None or not self._is_free_to_lease(place.worker_id, device.device):
                 return None
-            taken[claim.device_id] = device
+            granted[claim.device_id] = device
             claims.append(replace(claim, cores=cores) if cores else claim)
-        record.devices.update(taken)
-        self._builder.put_usage(place.worker_id, {device_id: device.usage for device_id, device in taken.items()})
+        record.devices.update(granted)
+        self._builder.put_usage(place.worker_id, {device_id: device.usage for device_id, device in granted.items()})
         for claim in claims:
             if claim.cores:
                 self._cores[place.worker_id, claim.device_id].update(claim.cores)
@@ -206,8 +206,8 @@ class MemoryWorkers:
     def _choose_cores(self, worker_id: str, record: DeviceRecord, claim: Claim) -> tuple[int, ...] | None:
         if record.device.kind != "cpu":
             return ()
-        taken = self._cores[worker_id, record.device.id]
-        return choose_cores(record.device.cores, taken, claim.share_milli // MILLI_PER_DEVICE)
+        leased_cores = self._cores[worker_id, record.device.id]
+        return choose_cores(record.device.cores, leased_cores, claim.share_milli // MILLI_PER_DEVICE)
 
     def _free(self, lease: Lease, now: datetime) -> None:
         record = self._workers[lease.worker_id]

@@ -114,14 +114,14 @@ class SnapshotBuilder:
         self._dag_tokens[dag_id] = token
         self._changed.add("dag_tokens")
 
-    def drop_dag_tokens(self, kept: AbstractSet[str]) -> bool:
+    def drop_dag_tokens(self, dag_ids: AbstractSet[str]) -> bool:
         """Remove the tokens of all DAGs except these. Returns whether there were any."""
-        gone = self._dag_tokens.keys() - kept
-        for dag_id in gone:
+        dropped = self._dag_tokens.keys() - dag_ids
+        for dag_id in dropped:
             del self._dag_tokens[dag_id]
-        if gone:
+        if dropped:
             self._changed.add("dag_tokens")
-        return bool(gone)
+        return bool(dropped)
 
     def keep_only(
         self, workers: AbstractSet[str], requests: AbstractSet[str], leases: AbstractSet[str], dags: AbstractSet[str]

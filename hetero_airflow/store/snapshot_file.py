@@ -106,18 +106,20 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
     >>> read_snapshot(snapshot_text(snapshot, EPOCH)).snapshot.pending == snapshot.pending
     True
     """
-    known = snapshot.estimates
+    estimates = snapshot.estimates
     tasks = (
         _TaskRow(
             dag_id=name[0],
             task_id=name[1],
-            speeds=dict(known.speeds.get(name, {})),
-            work=known.works.get(name),
-            spread=known.spread.get(name),
-            before=known.edges.get(name, ()),
-            speed_deviations=dict(known.speed_deviations.get(name, {})),
+            speeds=dict(estimates.speeds.get(name, {})),
+            work=estimates.works.get(name),
+            spread=estimates.spread.get(name),
+            before=estimates.edges.get(name, ()),
+            speed_deviations=dict(estimates.speed_deviations.get(name, {})),
         )
-        for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges, *known.speed_deviations})
+        for name in sorted(
+            {*estimates.speeds, *estimates.works, *estimates.spread, *estimates.edges, *estimates.speed_deviations}
+        )
     )
     file = _SnapshotFile(
         schema_version=1,
@@ -130,13 +132,13 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         holders=tuple(snapshot.holders.values()),
         dag_tokens=dict(snapshot.dag_tokens),
         tasks=tuple(tasks),
-        finished_s=known.finished_s,
-        mix=known.mix,
-        default_speeds=dict(known.default_speeds),
-        used_device_s={dag_id: dict(used) for dag_id, used in known.used_device_s.items()},
-        used_at=known.used_at,
-        shares=known.shares,
-        reported_ends=dict(known.reported_ends),
+        finished_s=estimates.finished_s,
+        mix=estimates.mix,
+        default_speeds=dict(estimates.default_speeds),
+        used_device_s={dag_id: dict(used) for dag_id, used in estimates.used_device_s.items()},
+        used_at=estimates.used_at,
+        shares=estimates.shares,
+        reported_ends=dict(estimates.reported_ends),
     )
     return file.model_dump_json(indent=1) + "\n"
 
@@ -149,9 +151,9 @@ def read_snapshot(text: str) -> SavedSnapshot:
     try:
         file = _SnapshotFile.model_validate_json(text)
     except ValidationError as error:
-        given = error.errors(include_url=False)[0]["input"]
+        invalid = error.errors(include_url=False)[0]["input"]
         path, problem = first_problem(error)
-        value = f", {shorten(given)}" if isinstance(given, int | float) else ""
+        value = f", {shorten(invalid)}" if isinstance(invalid, int | float) else ""
         found = f"{problem}{value} at {path or 'the top'}"
         remedy = "Save one: airflow hetero snapshot > snapshot.json"
         raise SettingsError("a saved snapshot", found=found, remedy=remedy) from error

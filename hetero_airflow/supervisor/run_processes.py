@@ -80,29 +80,29 @@ class RunProcesses:
         """Note which processes are outside of the task's group, and wait for orphans that have ended. Never blocks."""
         below = [pid for pid in descendants(os.getpid()) if process_group(pid) != self._root.leader]
         members = {process for pid in below if (process := process_identity(pid)) is not None}
-        known = tuple(
+        ordered = tuple(
             sorted(
                 (process for process in members if process.ticks >= self._root.since_ticks),
                 key=lambda process: (process.ticks, process.pid),
             )
         )
-        self._note.update(members=known)
+        self._note.update(members=ordered)
         self._reap()
 
     def end(self) -> None:
         """End what is left of the run after its task. Blocks for the grace time at most; a second call does nothing."""
         if self._has_ended or self._root.leader is None:
             return
-        found, left = end_processes(self._lease.id, self._root, _GRACE_S)
-        if found and not self._unended:
-            self._warn("Processes outlived the task and were stopped, to free its devices", found)
-        if left and left != self._unended:
-            self._warn("Processes of the task can't be ended. Its devices stay leased until they are gone", left)
-        self._has_ended, self._unended = not left, left
+        ended, unended = end_processes(self._lease.id, self._root, _GRACE_S)
+        if ended and not self._unended:
+            self._warn("Processes outlived the task and were stopped, to free its devices", ended)
+        if unended and unended != self._unended:
+            self._warn("Processes of the task can't be ended. Its devices stay leased until they are gone", unended)
+        self._has_ended, self._unended = not unended, unended
         self._reap(has_ended=True)
-        members = tuple(process for pid in left if (process := process_identity(pid)) is not None)
-        is_checked = bool(left) or self._is_checked()
-        self._note.update(is_over=not left and is_checked, is_unchecked=not is_checked, members=members)
+        members = tuple(process for pid in unended if (process := process_identity(pid)) is not None)
+        is_checked = bool(unended) or self._is_checked()
+        self._note.update(is_over=not unended and is_checked, is_unchecked=not is_checked, members=members)
 
     def close(self) -> None:
         """End the run. Blocks while processes of it are left that can't be ended."""

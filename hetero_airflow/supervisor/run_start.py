@@ -26,18 +26,20 @@ _CONTROL_PREFIX = "hetero-airflow-task-"
 
 
 @contextmanager
-def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tuple[RunProcesses | None, Path]]:
+def prepared_run(
+    task_instance: Any, lease: TaskLease | None, logger: Any
+) -> Iterator[tuple[RunProcesses | None, Path]]:
     """Within the context the task may start: its lease is recorded and bound, and its control folder exists.
 
     At the end no process of the task is left.
 
-    :param what: the task instance
+    :param task_instance: names the DAG, the run and the task
     :raises TaskAlreadyRunningError: a run under the lease goes on here; Celery then ignores the message
     :raises HeteroError: one of them is not possible, or the lease's grant does not fit; the task's log says so
     """
     with ExitStack() as stack:
         try:
-            grant = _checked_grant(what, lease) if lease else None
+            grant = _checked_grant(task_instance, lease) if lease else None
             run = stack.enter_context(contained_run(lease, logger)) if lease else None
             if grant:  # from here on, the lease counts as long as this process
                 grant.check_start(datetime.now(UTC))
@@ -53,12 +55,17 @@ def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tu
         yield run, folder
 
 
-def _checked_grant(what: Any, lease: TaskLease) -> Grant | None:
+def _checked_grant(task_instance: Any, lease: TaskLease) -> Grant | None:
     """The grant with which a scheduler gave the lease to this task; None if it signs nothing.
 
     :raises GrantRefused: otherwise
     """
-    task = checkpoint_path(what.dag_id, what.task_id, what.run_id, -1 if what.map_index is None else what.map_index)
+    task = checkpoint_path(
+        task_instance.dag_id,
+        task_instance.task_id,
+        task_instance.run_id,
+        -1 if task_instance.map_index is None else task_instance.map_index,
+    )
     grant = lease_grant(lease, task)
     if grant is not None:
         grant.check(token=lease.token, task=task)

@@ -46,30 +46,30 @@ class FakeClock:
 
 def a_device(id: str = "GPU-0", model: str = "a100-sxm4-40gb", memory: str = "40GiB", **fields: Any) -> Device:
     """A healthy NVIDIA GPU; `fields` override."""
-    given = {"vendor": "nvidia", "kind": "gpu", "index": 0, "driver": "550.54.15", "capability": "8.0"} | fields
-    return Device(id=id, model=model, memory_bytes=parse_bytes(memory), **given)
+    values = {"vendor": "nvidia", "kind": "gpu", "index": 0, "driver": "550.54.15", "capability": "8.0"} | fields
+    return Device(id=id, model=model, memory_bytes=parse_bytes(memory), **values)
 
 
 def a_cpu(cores: int = 8, memory: str = "64GiB", **fields: Any) -> Device:
     """The CPU device of a host."""
-    given = {"vendor": "generic", "kind": "cpu", "model": "x86-64", "index": 0} | fields
-    return Device(id="cpu", memory_bytes=parse_bytes(memory), cores=tuple(range(cores)), **given)
+    values = {"vendor": "generic", "kind": "cpu", "model": "x86-64", "index": 0} | fields
+    return Device(id="cpu", memory_bytes=parse_bytes(memory), cores=tuple(range(cores)), **values)
 
 
 def a_worker(id: str = "worker-a", devices: tuple[Device, ...] | None = None, **fields: Any) -> Worker:
     """A worker with a CPU of 8 cores and two A100; `fields` override."""
     if devices is None:
         devices = (a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1))
-    given = {"host": id, "runtime": {"cuda": "12.4", "torch": "2.9.0", "python": "3.12.1"}} | fields
-    return Worker(id=id, devices=devices, **given)
+    values = {"host": id, "runtime": {"cuda": "12.4", "torch": "2.9.0", "python": "3.12.1"}} | fields
+    return Worker(id=id, devices=devices, **values)
 
 
 def a_pending(id: str = "r1", device: object = "gpu", at_s: float = 0, **fields: Any) -> PendingRequest:
     """A request submitted `at_s` seconds after `EPOCH`; `fields` are those of it and of `DeviceRequest.parse`."""
     of_pending = {name: fields.pop(name) for name in list(fields) if name in PendingRequest.__dataclass_fields__}
     request = DeviceRequest.parse(device, **fields)
-    given = {"dag_id": "dag", "run_id": "run", "task_id": id} | of_pending
-    return PendingRequest(id=id, request=request, submitted_at=EPOCH + timedelta(seconds=at_s), **given)
+    values = {"dag_id": "dag", "run_id": "run", "task_id": id} | of_pending
+    return PendingRequest(id=id, request=request, submitted_at=EPOCH + timedelta(seconds=at_s), **values)
 
 
 def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_device: int) -> Place:
@@ -108,7 +108,7 @@ def leased(snapshot: Snapshot, *leases: tuple[Lease, PendingRequest]) -> Snapsho
 
 def a_task_lease(**fields: Any) -> TaskLease:
     """A task's lease on two whole A100; `fields` override."""
-    given = {
+    values = {
         "id": "lease-1",
         "token": 3,
         "worker": "host-a",
@@ -120,7 +120,7 @@ def a_task_lease(**fields: Any) -> TaskLease:
         "memory_bytes": 40 * 2**30,
         "share": None,
     }
-    return TaskLease(**given | fields)
+    return TaskLease(**values | fields)
 
 
 def a_signer() -> GrantSigner:
@@ -130,7 +130,7 @@ def a_signer() -> GrantSigner:
 
 def a_run(**fields: Any) -> Run:
     """A run of a minute on one A100 that finished at `EPOCH`; `fields` override."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "sequence": 1,
         "request_id": "r1",
         "task": ("dag", "task"),
@@ -141,12 +141,12 @@ def a_run(**fields: Any) -> Run:
         "end": RunEnd.FINISHED,
         "ended_at": EPOCH,
     }
-    return Run(**given | fields)
+    return Run(**values | fields)
 
 
 def a_speed(steps_per_s: float = 4.0, **fields: Any) -> MeasuredSpeed:
     """A minute of steps of a task on an A100; `fields` override."""
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "task": ("dag", "task"),
         "device_class": "nvidia/a100-sxm4-40gb",
         "log_speed": math.log(steps_per_s),
@@ -154,7 +154,7 @@ def a_speed(steps_per_s: float = 4.0, **fields: Any) -> MeasuredSpeed:
         "steps": round(60 * steps_per_s),
         "seconds": 60.0,
     }
-    return MeasuredSpeed(**given | fields)
+    return MeasuredSpeed(**values | fields)
 
 
 def move_lease(store: Store, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:

@@ -53,16 +53,16 @@ class KeyRing:
         :raises StoreUnavailable: a key is missing and the database does not answer
         """
         worker = claimed_worker(token)
-        known = self._keys.get(worker)
-        if known is not None:
+        cached = self._keys.get(worker)
+        if cached is not None:
             try:
-                return read_token(token, known.key, now), known.digits
+                return read_token(token, cached.key, now), cached.digits
             except TokenRefused as error:
                 if error.code is not RefusalCode.UNKNOWN_KEY:
                     raise
         await self._refresh()
         newer = self._keys.get(worker)
-        if newer is None or newer is known:
+        if newer is None or newer is cached:
             raise unknown_key_error()
         return read_token(token, newer.key, now), newer.digits
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_airflow import ColdAirflow
 from rich.console import RenderableType
 from sqlalchemy import NullPool, create_engine
 
@@ -24,6 +23,7 @@ from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+from tests.warm_airflow import WarmAirflow
 
 Render = Callable[..., str]
 
@@ -45,7 +45,7 @@ class Installation:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._warm: subprocess.Popen[str] | None = None
+        self._airflow = WarmAirflow(self._environment())
 
     @property
     def url(self) -> str:
@@ -57,36 +57,13 @@ class Installation:
         Airflow reads some variables when it is loaded. A command with others runs in a process that has loaded it.
         """
         late = [name for name in variables if not name.startswith("AIRFLOW__HETERO__")]
-        if any(name.startswith(("AIRFLOW", "PYTHON")) for name in late):
-            return subprocess.run(
-                [sys.executable, "-m", "airflow", *arguments],
-                env=self._environment() | variables,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if self._warm is None:
-            self._warm = subprocess.Popen(
-                [sys.executable, "-m", "tests.cli.warm_airflow"],
-                env=self._environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        outputs = [self.home / "command.out", self.home / "command.err"]
-        for output in outputs:
-            output.write_text("")
-        self._warm.stdin.write(json.dumps([arguments, variables, *map(str, outputs)]) + "\n")
-        self._warm.stdin.flush()
-        code = int(self._warm.stdout.readline())
-        return subprocess.CompletedProcess(arguments, code, *(output.read_text() for output in outputs))
+        is_cold = any(name.startswith(("AIRFLOW", "PYTHON")) for name in late)
+        starter = ColdAirflow(self._environment()) if is_cold else self._airflow
+        return starter.run(arguments, self._environment() | variables, Path.cwd())
 
     def close(self) -> None:
         """End the process that has loaded Airflow."""
-        if self._warm is not None:
-            with self._warm:
-                self._warm.kill()  # it has nothing to finish, and would take a second for that
+        self._airflow.close()
 
     def _environment(self) -> dict[str, str]:
         prefixes = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")

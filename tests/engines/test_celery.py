@@ -64,7 +64,7 @@ def make_engine(heartbeats, monkeypatch, tmp_path):
 @pytest.fixture
 def engine(server, broker, make_engine, monkeypatch):
     """One that tries again at once what failed."""
-    monkeypatch.setattr("hetero_airflow.engines.silence.PAUSE_S", 0)
+    monkeypatch.setattr("hetero_airflow.engines.circuit_breaker.PAUSE_S", 0)
     return make_engine(server.url)
 
 
@@ -336,7 +336,7 @@ def test_a_result_backend_that_never_answers_keeps_no_task_from_its_worker(make_
 
 @pytest.mark.filterwarnings("ignore:.*setex.*:DeprecationWarning")
 def test_a_redis_that_was_away_is_used_again_as_broker_and_as_result_backend(make_engine, server, broker, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.engines.silence.PAUSE_S", 0)
+    monkeypatch.setattr("hetero_airflow.engines.circuit_breaker.PAUSE_S", 0)
     engine = make_engine(server.url, server.url)
     first, _ = place(engine, "a")
     heartbeat_s(engine)

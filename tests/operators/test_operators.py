@@ -6,7 +6,7 @@ import structlog
 from airflow.sdk import DAG, task
 
 from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
-from hetero_airflow.contract.selection import hetero_executor_name
+from hetero_airflow.contract.executor_names import hetero_executor_name
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator

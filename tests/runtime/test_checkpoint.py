@@ -196,7 +196,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(task, monkeypatch
         raise CheckpointStoreUnavailable("write", found="No space left on device", remedy="Free space")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hetero_airflow.runtime.session.publish", full)
+        patch.setattr("hetero_airflow.runtime.checkpoint_session.publish", full)
         checkpoint.save(1, "lost")
         checkpoint.session()._saver._threads.submit(int).result()
     with pytest.raises(CheckpointStoreUnavailable, match="No space"):
@@ -330,7 +330,7 @@ def test_metrics_are_those_of_the_time_of_the_save(task, monkeypatch) -> None:
         with held:
             return publish(*arguments, **named)
 
-    monkeypatch.setattr("hetero_airflow.runtime.session.publish", slow)
+    monkeypatch.setattr("hetero_airflow.runtime.checkpoint_session.publish", slow)
     metrics = {"loss": 0.5}
     with held:
         checkpoint.save(1, {}, metrics=metrics)

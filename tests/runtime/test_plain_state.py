@@ -11,8 +11,8 @@ import torch
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
 from hetero_airflow.runtime import checkpoint
+from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.notice import Stopped
-from hetero_airflow.runtime.session import CheckpointSession
 from hetero_airflow.runtime.step_loop import StepLoop
 
 Begin = Callable[..., CheckpointSession]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hetero_airflow.runtime.session import MAX_STEPS, CheckpointSession
+from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.step_loop import StepLoop
 
 Begin = Callable[..., CheckpointSession]

@@ -11,10 +11,10 @@ import pytest
 
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError
+from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.gang.ranks import RankCollectives
 from hetero_airflow.runtime.notice import NOTICE, Stopped
 from hetero_airflow.runtime.progress_file import Phase, read_progress
-from hetero_airflow.runtime.session import CheckpointSession
 from hetero_airflow.runtime.step_loop import SaveInterval, StepLoop
 
 Begin = Callable[..., CheckpointSession]
@@ -173,7 +173,7 @@ def test_a_full_temporary_folder_at_a_notice_does_the_same(begin: Begin, notice,
     def at_step(step: int) -> None:
         if step == 2:
             session.wait()
-            monkeypatch.setattr("hetero_airflow.runtime.session.write_state", full)
+            monkeypatch.setattr("hetero_airflow.runtime.checkpoint_session.write_state", full)
             notice()
 
     with pytest.raises(Stopped) as stopped:

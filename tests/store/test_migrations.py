@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+from tests.warm_airflow import WarmAirflow
 
 STORE = Path(store.__file__).parent
 MANAGER = "hetero_airflow.executor.db_manager.HeteroDBManager"
@@ -142,30 +143,33 @@ def test_the_migrations_can_be_read_as_sql(make_postgres_database, capsys):
     assert all(f"CREATE TABLE {name} " in written for name in tables.metadata.tables)
 
 
-def airflow(home: Path, url: str, *arguments: str) -> str:
-    """The output of an `airflow` command, in a new home with the configured manager."""
+@pytest.fixture
+def airflow(url: str, tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Runs an `airflow` command in a new home with the configured manager."""
     environment = {
         **os.environ,
-        "AIRFLOW_HOME": str(home),
+        "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url,
         "AIRFLOW__DATABASE__EXTERNAL_DB_MANAGERS": MANAGER,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow", *arguments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+
+    def run(*arguments: str) -> None:
+        done = warm.run(arguments, environment, tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    with closing(WarmAirflow(environment)) as warm:
+        yield run
 
 
 @pytest.mark.system
-def test_airflow_db_migrate_makes_the_tables(url, engine, tmp_path):
+def test_airflow_db_migrate_makes_the_tables(airflow, engine):
     for arguments in (["migrate"], ["migrate", "--use-migration-files"], ["check-migrations", "-t", "1"]):
-        airflow(tmp_path, url, "db", *arguments)
+        airflow("db", *arguments)
         assert differences(engine) == []
         assert inspect(engine).has_table("dag_run")
         assert SqlStore(engine).snapshot().sequence == (arguments != ["migrate"])
         if arguments == ["migrate"]:
             SqlStore(engine).record([WorkerSeen(a_worker())], EPOCH)
-    airflow(tmp_path, url, "db", "reset", "--yes")
+    airflow("db", "reset", "--yes")
     assert SqlStore(engine).snapshot().workers == ()

@@ -16,7 +16,7 @@ from airflow.sdk._shared.module_loading import import_string
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
 from hetero_airflow.contract.envelope import add_lease
-from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,

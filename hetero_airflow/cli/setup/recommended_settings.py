@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_airflow.contract.selection import COORDINATOR_CLASSPATHS, COORDINATOR_NAME, hetero_executor_name
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATHS, COORDINATOR_NAME, hetero_executor_name
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
 
 ReadOption = Callable[[str, str], str | None]

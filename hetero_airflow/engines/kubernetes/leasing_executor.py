@@ -31,8 +31,8 @@ from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.paused_jobs import PausedJobs
 from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
 from hetero_airflow.engines.kubernetes.pods.lease_pods import LeasePods
-from hetero_airflow.engines.kubernetes.pods.made_once import labels_of, lease_of, make_pod, pod_name, run_of
 from hetero_airflow.engines.kubernetes.pods.plain_pods import PlainPods
+from hetero_airflow.engines.kubernetes.pods.pod_creation import labels_of, lease_of, make_pod, pod_name, run_of
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
 

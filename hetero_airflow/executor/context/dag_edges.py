@@ -53,10 +53,10 @@ class DagEdges:
         with self._make_session() as session:
             hashes = {row.dag_id: row.dag_hash for row in session.execute(newest)}
             for dag_id, dag_hash in hashes.items():
-                known = self._dags.pop(dag_id, ("", {}))
-                if known[0] != dag_hash:
-                    known, is_new = (dag_hash, _read(session, dag_id)), True
-                self._dags[dag_id] = known
+                cached = self._dags.pop(dag_id, ("", {}))
+                if cached[0] != dag_hash:
+                    cached, is_new = (dag_hash, _read(session, dag_id)), True
+                self._dags[dag_id] = cached
         while len(self._dags) > MAX_DAGS:
             del self._dags[next(iter(self._dags))]
             is_new = True

@@ -41,7 +41,7 @@ class SiteLinks:
 
     def __init__(self, gbps: Mapping[str, float]) -> None:
         self._gbps = gbps
-        self._known: dict[str, tuple[Worker, Worker]] = {}
+        self._labelled_workers: dict[str, tuple[Worker, Worker]] = {}
         """Worker id → the worker in the store, and the labelled one."""
         self._last: tuple[tuple[Worker, ...], tuple[Worker, ...]] = ((), ())
 
@@ -50,12 +50,12 @@ class SiteLinks:
         if not self._gbps:
             return workers
         if self._last[0] is not workers:
-            self._known = {worker.id: (worker, self._labelled(worker)) for worker in workers}
-            self._last = (workers, tuple(labelled for _, labelled in self._known.values()))
+            self._labelled_workers = {worker.id: (worker, self._labelled(worker)) for worker in workers}
+            self._last = (workers, tuple(labelled for _, labelled in self._labelled_workers.values()))
         return self._last[1]
 
     def _labelled(self, worker: Worker) -> Worker:
-        before = self._known.get(worker.id)
+        before = self._labelled_workers.get(worker.id)
         if before is not None and before[0] is worker:
             return before[1]
         gbps = self._gbps.get(worker.labels.get(SITE_LABEL, ""))

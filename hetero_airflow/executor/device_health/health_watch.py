@@ -48,7 +48,7 @@ class HealthWatch:
         self._unrecorded: list[StoreEvent] = []
         self._quarantines: dict[tuple[str, str], Hold] = {}
         """(worker id, device id) → hold, of the quarantined devices at the last look."""
-        self._known: dict[tuple[str, str], DeviceHealth] = {}
+        self._health_of: dict[tuple[str, str], DeviceHealth] = {}
         """Their health in the store at that time."""
         self._periods = Periods(forget_errors=_FORGET_ERRORS_S)
 
@@ -93,24 +93,25 @@ class HealthWatch:
         holds = {(hold.worker_id, hold.device_id): hold for hold in quarantined}
         if holds == self._quarantines:
             return
-        known = self._store.health()
+        health_of = self._store.health()
         of_schedulers = {worker.id for worker in snapshot.workers if worker.is_scheduler_host}
         for key in sorted(holds.keys() | self._quarantines.keys()):
             if holds.get(key) != self._quarantines.get(key):
-                _log_state(*key, known.get(key, NO_ERRORS), was_tested=key[0] in of_schedulers)
-        self._quarantines, self._known = holds, {key: known[key] for key in holds if key in known}
+                _log_state(*key, health_of.get(key, NO_ERRORS), was_tested=key[0] in of_schedulers)
+        self._quarantines = holds
+        self._health_of = {key: health_of[key] for key in holds if key in health_of}
 
     def _due(self, now: datetime) -> Iterator[StoreEvent]:
         """What time changes: the end of quarantines, of probations that no burn-in can end, and of old errors."""
-        known = self._store.health() if self._periods.is_due("forget_errors", now) else self._known
-        yield from (time_change(*key, now) for key, health in known.items() if after_time(health, now) != health)
+        health_of = self._store.health() if self._periods.is_due("forget_errors", now) else self._health_of
+        yield from (time_change(*key, now) for key, health in health_of.items() if after_time(health, now) != health)
         on_probation = self._on_probation()
         if on_probation:
             untestable = _untestable_devices(self._store.snapshot())
             yield from (burn_in_change(*key, "", now) for key in on_probation if key in untestable)
 
     def _on_probation(self) -> list[tuple[str, str]]:
-        return [key for key, health in self._known.items() if health.state is HealthState.PROBATION]
+        return [key for key, health in self._health_of.items() if health.state is HealthState.PROBATION]
 
 
 def _errors_of(failure: Failure, task: str) -> list[ObservedError]:

@@ -26,14 +26,14 @@ def request_text(request: DeviceRequest) -> str:
     >>> request_text(DeviceRequest.parse("gpu", spot=False))
     'device="gpu", spot=False'
     """
-    rest: dict[str, object] = {}
+    options: dict[str, object] = {}
     if request.priority is not Priority.MEDIUM:
-        rest["priority"] = str(request.priority)
+        options["priority"] = str(request.priority)
     if request.wait_timeout_s is not None:
-        rest["wait_timeout"] = request.wait_timeout_s
+        options["wait_timeout"] = request.wait_timeout_s
     for arguments in (_common_arguments(request), _separate_arguments(request)):
-        if _is_equal(request, arguments | rest):
-            return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | rest).items())
+        if _is_equal(request, arguments | options):
+            return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | options).items())
     return f"device=DeviceRequest.model_validate({_literal(request.model_dump(mode='json', exclude_defaults=True))})"
 
 

@@ -94,8 +94,8 @@ class GangRoster:
             task.gang_size = self._sizes.size_for(task, running.get(gang), requested.get(gang))
             task.gang = placement_name(gang, numbers.get(gang, 1), task.gang_size, task.member.size)
             task.is_excluded = task.member.rank >= task.gang_size
-            known = waiting.get(task.request_id)
-            if known is not None and task.request is not None and (task.is_excluded or known.gang != task.gang):
+            request = waiting.get(task.request_id)
+            if request is not None and task.request is not None and (task.is_excluded or request.gang != task.gang):
                 yield task
 
     def gang_of(self, lease: Lease, workers: Mapping[str, Worker]) -> TaskGang | None:
@@ -192,21 +192,21 @@ class GangRoster:
         self, key: Any, task: PendingTask, member: GangMember, states: Mapping[int, str | None], now: datetime
     ) -> EndedMember | None:
         """The end of a waiting member whose gang can't be complete; of any other, the log says for whom it waits."""
-        others = {rank: state for rank, state in sorted(states.items()) if rank != member.rank}
-        final = [(rank, state) for rank, state in others.items() if state in _FINAL_STATES]
+        state_by_rank = {rank: state for rank, state in sorted(states.items()) if rank != member.rank}
+        final = [(rank, state) for rank, state in state_by_rank.items() if state in _FINAL_STATES]
         size = f"Gang of {member.size}"
-        if task.is_excluded and _has_succeeded(others, task.gang_size):
+        if task.is_excluded and _has_succeeded(state_by_rank, task.gang_size):
             text = f"The gang has ended well with {task.gang_size} of {member.size} ranks: this one was not needed"
             write_task_log(task.workload.log_path, text, now)
             return EndedMember(key, text, is_done=True)
-        if len(others) < member.size - 1:
-            text = f"the task has {len(others) + 1} instances from {member.first_index} on"
+        if len(state_by_rank) < member.size - 1:
+            text = f"the task has {len(state_by_rank) + 1} instances from {member.first_index} on"
             remedy = f"Expand it over a multiple of {member.size} values, or ask for another gang"
             return EndedMember(key, f"{size}: {text}. {remedy}.", is_done=False)
         if final:
             text = f"{_ranks_text(final)}, and does not run again by itself"
             return EndedMember(key, f"{size}: {text}. Clear all {member.size} ranks together.", is_done=False)
-        missing = [(rank, state) for rank, state in others.items() if state not in _ACTIVE_STATES]
+        missing = [(rank, state) for rank, state in state_by_rank.items() if state not in _ACTIVE_STATES]
         if missing:
             text = f"Waiting for its gang: {_ranks_text(missing)}"
             if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
@@ -245,8 +245,8 @@ def _member(request: PendingRequest) -> GangMember:
     return gang_member(request.dag_id, request.run_id, request.task_id, request.map_index, size)
 
 
-def _has_succeeded(others: Mapping[int, str | None], size: int) -> bool:
-    return all(others.get(rank) == TaskInstanceState.SUCCESS for rank in range(size))
+def _has_succeeded(state_by_rank: Mapping[int, str | None], size: int) -> bool:
+    return all(state_by_rank.get(rank) == TaskInstanceState.SUCCESS for rank in range(size))
 
 
 def _ranks_text(ranks: Collection[tuple[int, str | None]]) -> str:

@@ -52,7 +52,7 @@ class LeaseKeeper:
         self._engine = engine
         self._tasks = tasks
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
-        self._seen: dict[str, tuple[datetime, Liveness]] = {}
+        self._liveness: dict[str, tuple[datetime, Liveness]] = {}
         self.unreported: dict[Any, None] = {}
         """Keys of runs that were ended here. The engine may still report the end of their processes."""
         self._now = datetime.min.replace(tzinfo=UTC)
@@ -90,9 +90,9 @@ class LeaseKeeper:
         if not leases:
             return {}
         processes = self._tasks.processes([lease.request_id for lease in leases])
-        known = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
-        liveness = self.liveness_of(known)
-        uses = {lease.id: lease_use(lease, process, liveness[lease.id], scheduler) for lease, process in known}
+        tasks = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
+        liveness = self.liveness_of(tasks)
+        uses = {lease.id: lease_use(lease, process, liveness[lease.id], scheduler) for lease, process in tasks}
         far = {lease.id for lease in leases if not self._is_in_reach(lease)}
         return {id_: use for id_, use in uses.items() if id_ not in far or use is LeaseUse.BEGUN}
 
@@ -121,12 +121,13 @@ class LeaseKeeper:
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs, as of a few seconds ago at most: each look scans all processes."""
-        seen = self._seen.get(lease.id)
-        if seen is None or not timedelta(0) <= self._now - seen[0] < timedelta(seconds=_WATCH_EVERY_S):
-            live = {known.id for known in self._store.snapshot().leases}
-            self._seen = {id_: earlier for id_, earlier in self._seen.items() if id_ in live}
-            seen = self._seen[lease.id] = (self._now, self.liveness_of([(lease, self.process(lease))])[lease.id])
-        return seen[1]
+        latest = self._liveness.get(lease.id)
+        if latest is None or not timedelta(0) <= self._now - latest[0] < timedelta(seconds=_WATCH_EVERY_S):
+            live = {stored.id for stored in self._store.snapshot().leases}
+            self._liveness = {id_: earlier for id_, earlier in self._liveness.items() if id_ in live}
+            liveness = self.liveness_of([(lease, self.process(lease))])[lease.id]
+            latest = self._liveness[lease.id] = (self._now, liveness)
+        return latest[1]
 
     def process(self, lease: Lease) -> TaskProcess:
         """Airflow's row of the task of a lease."""
@@ -139,16 +140,16 @@ class LeaseKeeper:
     def free_ended(self, now: datetime) -> list[LeaseFreed]:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
         self._now = now
-        known = self._known_ending()
-        if not known:
+        process_of = self._processes_of_ending()
+        if not process_of:
             return []
-        liveness = self.liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
+        liveness = self.liveness_of([(task.lease, process_of[id_]) for id_, task in self._ending.items()])
         alive = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.ALIVE]
         warn_of_processes([task for task in alive if task.stopped_at is None])
         for task in alive:
-            self._stop(task, known[task.lease.id], now)
+            self._stop(task, process_of[task.lease.id], now)
         gone = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
-        moves = [final_move(task, known[task.lease.id]) for task in gone]
+        moves = [final_move(task, process_of[task.lease.id]) for task in gone]
         freed = []
         for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
             del self._ending[task.lease.id]
@@ -158,7 +159,7 @@ class LeaseKeeper:
                 freed.append(LeaseFreed(task.key, task.lease, move.end))
         return freed
 
-    def _known_ending(self) -> dict[str, TaskProcess]:
+    def _processes_of_ending(self) -> dict[str, TaskProcess]:
         """Lease id → Airflow's row of its task, for the leases that are to end. Others are forgotten here.
 
         They were ended elsewhere, or their runs have begun after all: `reconcile` lets the waiting tasks follow them.
@@ -166,10 +167,10 @@ class LeaseKeeper:
         live = self._live_ids() if self._ending else set()
         ending = {id_: task for id_, task in self._ending.items() if id_ in live}
         processes = self._tasks.processes([task.lease.request_id for task in ending.values()])
-        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in ending.items()}
-        begun = {id_ for id_, task in ending.items() if task.may_begin and is_running(task.lease, known[id_])}
+        process_of = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in ending.items()}
+        begun = {id_ for id_, task in ending.items() if task.may_begin and is_running(task.lease, process_of[id_])}
         self._ending = {id_: task for id_, task in ending.items() if id_ not in begun}
-        return {id_: known[id_] for id_ in self._ending}
+        return {id_: process_of[id_] for id_ in self._ending}
 
     def renew(self, now: datetime) -> list[LeaseEvent]:
         """Renew all leases, if it is time. The runs that go on although their leases were ended are lost.
@@ -202,7 +203,7 @@ class LeaseKeeper:
                 events.append(RunLost(key, lease, "its device lease was taken back"))
                 continue
             self._forget(key)
-            is_clock_behind = any(known.granted_at > lease.granted_at for known in earlier or ())
+            is_clock_behind = any(past_lease.granted_at > lease.granted_at for past_lease in earlier or ())
             is_unused = is_clock_behind or not has_begun(lease, process)
             is_queued = process.state == TaskInstanceState.QUEUED
             if is_queued and is_unused and earlier is not None and task.start is not None:
@@ -217,8 +218,8 @@ class LeaseKeeper:
         history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != lease.request_id:
             return None
-        is_newest = all(known.token <= lease.token for known in history.leases)
-        return [known for known in history.leases if known.token < lease.token] if is_newest else None
+        is_newest = all(past_lease.token <= lease.token for past_lease in history.leases)
+        return [past_lease for past_lease in history.leases if past_lease.token < lease.token] if is_newest else None
 
     def find_lost(self, now: datetime, *, can_report: bool) -> list[LeaseEvent]:
         """The running tasks whose processes are gone, if it is time to look.
@@ -231,8 +232,8 @@ class LeaseKeeper:
                 task.over_since, task.is_heartbeat_lost = None, False
         if not can_report or not self.running or not self._periods.is_due("watch", now):
             return []
-        known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
-        processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
+        process_of = self._tasks.processes([task.lease.request_id for task in self.running.values()])
+        processes = {key: process_of.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
         liveness = self.liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
         lost_workers = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
         events: list[LeaseEvent] = []

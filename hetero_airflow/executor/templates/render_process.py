@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from hetero_airflow.contract.rendering import load_arguments, load_context, render_arguments
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.templates.turns import TurnQueue
+from hetero_airflow.executor.templates.turn_queue import TurnQueue
 
 CPU_S = 1
 """CPU time of one job. An ordinary one takes some milliseconds."""

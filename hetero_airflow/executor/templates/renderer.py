@@ -20,7 +20,7 @@ from hetero_airflow.contract.rendering import dump_arguments, dump_context
 from hetero_airflow.errors import RequestError, rebuild_error, shorten
 from hetero_airflow.executor.templates import render_process
 from hetero_airflow.executor.templates.render_process import RenderAnswer, RenderJob, pack_job
-from hetero_airflow.executor.templates.turns import TurnQueue
+from hetero_airflow.executor.templates.turn_queue import TurnQueue
 from hetero_airflow.model.request import DeviceRequest
 
 log = logging.getLogger(__name__)

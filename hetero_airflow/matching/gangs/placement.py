@@ -139,24 +139,24 @@ class GangPlacer:
         return [best] if best else []
 
     def _on_worker(self, classes: Sequence[MemberClass], worker: int, requested: object) -> _RankedPlacement | None:
-        known = self._ranked[None, worker]
-        if requested not in known:
-            known[requested] = self._pack(classes, [worker]) if self._may_fit(classes, [worker]) else None
-        return known[requested]
+        cached = self._ranked[None, worker]
+        if requested not in cached:
+            cached[requested] = self._pack(classes, [worker]) if self._may_fit(classes, [worker]) else None
+        return cached[requested]
 
     def _in_region(
         self, classes: Sequence[MemberClass], level: Level, number: int, speeds: Sequence[float], requested: object
     ) -> _RankedPlacement | None:
         """The placement of a gang in a region, on its fastest workers with enough room together."""
-        known = self._ranked[level, number]
-        if requested not in known:
+        cached = self._ranked[level, number]
+        if requested not in cached:
             region = self._regions.at(level)[number]
-            known[requested] = None
+            cached[requested] = None
             if self._may_fit(classes, region):
                 parts = (self._regions.fast_part(region, level, speed) for speed in speeds)
                 packed = (self._pack(classes, part) for part in parts)
-                known[requested] = next((ranked for ranked in packed if ranked is not None), None)
-        return known[requested]
+                cached[requested] = next((ranked for ranked in packed if ranked is not None), None)
+        return cached[requested]
 
     def _may_fit(self, classes: Sequence[MemberClass], workers: Sequence[int]) -> bool:
         """Whether the workers have room for each class without the others."""
@@ -174,9 +174,9 @@ class GangPlacer:
             by_state[self._states[worker]].append(worker)
         placements: list[MemberPlacement] = []
         for members in classes:
-            left = list(members.members)
-            while left:
-                fullest = self._fullest(members, by_state, len(left))
+            unplaced = list(members.members)
+            while unplaced:
+                fullest = self._fullest(members, by_state, len(unplaced))
                 if fullest is None:
                     return None
                 state, fits, after = fullest
@@ -184,7 +184,7 @@ class GangPlacer:
                 if not by_state[state]:
                     del by_state[state]
                 insort(by_state[after], worker)
-                placements += (MemberPlacement(left.pop(0), worker, number, fit) for number, fit in fits)
+                placements += (MemberPlacement(unplaced.pop(0), worker, number, fit) for number, fit in fits)
         return self._rank(placements)
 
     def _rank(self, placements: Sequence[MemberPlacement]) -> _RankedPlacement:

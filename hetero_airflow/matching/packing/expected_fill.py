@@ -80,7 +80,7 @@ class ExpectedFillOnShape:
         fill_of_one = float(tables.idle[1]) if len(tables.idle) > 1 else 0.0
         self._per_idle = 1 / fill_of_one if fill_of_one else 0.0
         self._cores, self._memory = tables.by_cores.ravel(), tables.by_memory.ravel()
-        self._known: dict[tuple[int, ...], tuple[Floats, Floats, Numbers, Numbers]] = {}
+        self._cached: dict[tuple[int, ...], tuple[Floats, Floats, Numbers, Numbers]] = {}
 
     def scores(self, free: FreeCapacity) -> Floats:
         """The score of each demand, −∞ where it does not fit."""
@@ -100,10 +100,10 @@ class ExpectedFillOnShape:
         return int(self._tables_of(free.parts)[3][demand])
 
     def _tables_of(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
-        known = self._known.get(parts)
-        if known is None:
-            known = self._known[parts] = self._after(parts)
-        return known
+        cached = self._cached.get(parts)
+        if cached is None:
+            cached = self._cached[parts] = self._after(parts)
+        return cached
 
     def _after(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
         """For each demand: the expected fill without limits of cores and memory, the value of its parts, the start of

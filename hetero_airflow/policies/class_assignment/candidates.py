@@ -92,14 +92,14 @@ class AssignmentProblem:
     ending: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """Device class → number of the worker → devices whose leases are taken back and have not ended."""
 
-    def restrict_to(self, candidates: Sequence[Candidate], others: AbstractSet[str]) -> None:
+    def restrict_to(self, candidates: Sequence[Candidate], other_ids: AbstractSet[str]) -> None:
         """Keep only these candidates, with the capacity that the requests with the other ids leave them."""
-        taken = Counter[str]()
+        taken_devices = Counter[str]()
         for candidate in self.candidates:
-            if candidate.pending.id in others:
-                taken.update(dict.fromkeys(candidate.options, candidate.count))
+            if candidate.pending.id in other_ids:
+                taken_devices.update(dict.fromkeys(candidate.options, candidate.count))
         self.candidates = list(candidates)
-        self.capacities = {name: max(0, free - taken[name]) for name, free in self.capacities.items()}
+        self.capacities = {name: max(0, free - taken_devices[name]) for name, free in self.capacities.items()}
 
 
 def assignment_problem(snapshot: Snapshot, index: WorkerIndex, now: datetime) -> AssignmentProblem:
@@ -157,7 +157,9 @@ class _ProblemBuilder:
         if state.is_lost:
             return []
         devices = zip(self._classes(state.shape), state.held, strict=True)
-        return list(Counter(name for name, held in devices if name is not None and not held.share_milli).items())
+        return list(
+            Counter(name for name, allocation in devices if name is not None and not allocation.share_milli).items()
+        )
 
     def _running_candidates(self, problem: AssignmentProblem) -> Iterable[Candidate]:
         """The running requests that can be moved; their devices, and those of ended tasks, add to the capacities."""
@@ -233,13 +235,13 @@ class _ProblemBuilder:
 
     def _task_estimates(self, task: TaskName, usable: frozenset[str]) -> tuple[dict[str, float], Interval | None]:
         """Relative speeds, and the duration of a whole run on the fastest class."""
-        known = self._estimates.get((task, usable))
-        if known is None:
+        cached = self._estimates.get((task, usable))
+        if cached is None:
             speeds = self._snapshot.estimates.relative_speeds(task, usable)
             fastest = max(speeds, key=lambda name: (speeds[name], name))
-            known = speeds, self._snapshot.estimates.duration_s(task, fastest)
-            self._estimates[task, usable] = known
-        return known
+            cached = speeds, self._snapshot.estimates.duration_s(task, fastest)
+            self._estimates[task, usable] = cached
+        return cached
 
     def _model(self, request: DeviceRequest) -> _RequestModel:
         counts, options = set(), {}
@@ -265,8 +267,8 @@ class _ProblemBuilder:
         if len(names) == 1:
             return alternative
         device, model = self._devices[name], alternative.model or ""
-        rest = "" if matches_model(model, model_tokens(device.model)) else f"-{model}"
-        narrower = {"vendor": device.vendor, "kind": device.kind, "model": device.model + rest}
+        suffix = "" if matches_model(model, model_tokens(device.model)) else f"-{model}"
+        narrower = {"vendor": device.vendor, "kind": device.kind, "model": device.model + suffix}
         return Alternative.model_construct(**{**dict(alternative), **narrower})
 
     def _matching_classes(self, alternative: Alternative) -> list[str]:
@@ -290,7 +292,7 @@ def _only(request: DeviceRequest, alternative: Alternative) -> DeviceRequest:
 def _left_s(whole_run: Interval, done_s: float) -> float:
     """The time until the middle estimate; past that until the high one; past that a small part more."""
     ends = (end - done_s for end in (whole_run.middle, whole_run.high))
-    return next((left for left in ends if left > 0), done_s * OVERDUE)
+    return next((remaining_s for remaining_s in ends if remaining_s > 0), done_s * OVERDUE)
 
 
 def _shape_classes(shape: Shape) -> tuple[str | None, ...]:

@@ -49,8 +49,8 @@ class UpwardRanks:
         basis = (estimates.works, estimates.speeds, estimates.edges)
         if not self._basis or any(new is not old for new, old in zip(basis, self._basis, strict=True)):
             self._basis = basis
-            known = [mean for name in estimates.works if (mean := mean_s(name, estimates)) is not None]
-            self._unknown_s = median(known) if known else UNKNOWN_S
+            means = [mean for name in estimates.works if (mean := mean_s(name, estimates)) is not None]
+            self._unknown_s = median(means) if means else UNKNOWN_S
             self._ranks = self._all_ranks(estimates)
             self._paths = self._longest_paths(estimates)
 
@@ -99,5 +99,5 @@ class UpwardRanks:
 def mean_s(task: TaskName, estimates: Estimates) -> float | None:
     """The mean duration of a run over the classes with a known speed; None: unknown."""
     durations = (estimates.duration_s(task, name) for name in estimates.speeds.get(task, ()))
-    known = [duration.middle for duration in durations if duration is not None]
-    return sum(known) / len(known) if known else None
+    middles = [duration.middle for duration in durations if duration is not None]
+    return sum(middles) / len(middles) if middles else None

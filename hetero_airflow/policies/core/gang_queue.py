@@ -114,11 +114,11 @@ class GangQueue:
     def obstacle(self, members: Sequence[PendingRequest]) -> Reason:
         """What prevents a gang that would fit on idle workers."""
         key = _fingerprints(members)
-        known = self._obstacles.get(key)
-        if known is None or known[0] != self._index.version:
+        cached = self._obstacles.get(key)
+        if cached is None or cached[0] != self._index.version:
             obstacle = self._find_obstacle([member.request for member in members])
-            known = self._obstacles[key] = (self._index.version, obstacle)
-        code, found = known[1]
+            cached = self._obstacles[key] = (self._index.version, obstacle)
+        code, found = cached[1]
         return Reason(code, _gang_text(members), found)
 
     def _find_obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:

@@ -99,7 +99,7 @@ class TeamQuotas:
     ) -> Plan:
         """The plan for the requests above a quota, on what no waiting request within a quota could use."""
         wanted = {
-            alternative.key: alternative for each in waiting for alternative in each.request.alternatives
+            alternative.key: alternative for pending in waiting for alternative in pending.request.alternatives
         }.values()
         idle = tuple(
             entry.worker

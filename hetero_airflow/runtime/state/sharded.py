@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.checkpoints.manifest import check_metrics
 from hetero_airflow.errors import InvalidCheckpoint
+from hetero_airflow.runtime.checkpoint_session import CheckpointSession, check_step
 from hetero_airflow.runtime.gang.ranks import rank
-from hetero_airflow.runtime.session import CheckpointSession, check_step
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import stage
 

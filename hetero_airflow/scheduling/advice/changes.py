@@ -65,8 +65,8 @@ def possible_changes(snapshot: Snapshot, pending: PendingRequest) -> list[Change
     speeds = snapshot.estimates.relative_speeds(pending.task, frozenset(devices))
     cheapest: dict[str, Change] = {}
     for change in _all_changes(pending.request, devices, speeds):
-        known = cheapest.get(change.request.fingerprint)
-        if change.request != pending.request and (known is None or change.cost < known.cost):
+        earlier = cheapest.get(change.request.fingerprint)
+        if change.request != pending.request and (earlier is None or change.cost < earlier.cost):
             cheapest[change.request.fingerprint] = change
     possible = (change for change in cheapest.values() if _is_servable(change.request, workers))
     return sorted(possible, key=lambda change: (change.cost, change.description))
@@ -140,8 +140,8 @@ def _without_conditions(
     field: str, conditions: Mapping[str, object], cost: float, value_format: str
 ) -> Iterator[FieldChange]:
     for name, value in conditions.items():
-        rest = {key: condition for key, condition in conditions.items() if key != name}
-        yield {field: rest}, cost, f"without the condition {name}{value_format.format(value)}"
+        kept_conditions = {key: condition for key, condition in conditions.items() if key != name}
+        yield {field: kept_conditions}, cost, f"without the condition {name}{value_format.format(value)}"
     if len(conditions) > 1:
         yield {field: {}}, cost * len(conditions), f"without the conditions on {', '.join(conditions)}"
 
@@ -151,8 +151,8 @@ def _with_less_memory(alternative: Alternative, devices: Iterable[Device]) -> It
     if memory is None:
         return
     if memory.maximum is not None:
-        rest = None if memory.minimum is None else str(ByteRange(memory.minimum, None))
-        yield {"memory": rest}, 0.05, f"without the limit of {format_bytes(memory.maximum)} of memory"
+        lower_limit = None if memory.minimum is None else str(ByteRange(memory.minimum, None))
+        yield {"memory": lower_limit}, 0.05, f"without the limit of {format_bytes(memory.maximum)} of memory"
     if memory.minimum is None:
         return
     sizes = {
@@ -214,7 +214,7 @@ def _names_device(base: Alternative, device: Device) -> bool:
 def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) -> Iterator[AddedAlternative]:
     """The alternative with fewer devices, or with a smaller share of one."""
     if base.share is None:
-        counts = range(base.count - 1, 0, -1) if base.count <= 8 else [left for _, left in _halvings(base.count)]
+        counts = range(base.count - 1, 0, -1) if base.count <= 8 else [number for _, number in _halvings(base.count)]
         for number in counts:
             fewer, factor = _changed_alternative(base, {"count": number}), slowness * base.count / number
             if fewer is not None:

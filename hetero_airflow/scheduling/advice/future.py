@@ -21,6 +21,9 @@ from hetero_airflow.store.lease_rules import lease_id, leased_device_class
 
 _FOREVER = timedelta(days=3650)
 
+_ROUNDING = 1e-7
+"""Ends that differ by this part of their time are one moment: so exact are the quantiles of a certain duration."""
+
 
 class SimulatedFuture:
     """The cluster after a snapshot, where each run takes as long as one value of its estimate. Others never end.
@@ -73,7 +76,7 @@ class SimulatedFuture:
             if not self._ends or self._ends[0][0] > limit_s:
                 break
             self.time_s, has_moved = self._ends[0][0], True
-            while self._ends and self._ends[0][0] <= self.time_s:
+            while self._ends and self._ends[0][0] <= self.time_s * (1 + _ROUNDING) + _ROUNDING:
                 self._end(heapq.heappop(self._ends)[2])
         if not has_moved and limit_s < math.inf:
             self.time_s, has_moved = limit_s, True

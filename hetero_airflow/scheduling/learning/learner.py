@@ -75,7 +75,7 @@ class Learner:
         self._measured: dict[tuple[TaskName, str], MeasuredSpeed] = {}
         self._past = PastUse()
         self._last_sequence = self._last_speeds = 0
-        self._known = NO_ESTIMATES
+        self._estimates = NO_ESTIMATES
         self._classes: frozenset[str] = frozenset()
 
     def refresh(self, history: RunsAndSpeeds, device_classes: frozenset[str]) -> Estimates:
@@ -88,14 +88,14 @@ class Learner:
         runs = history.runs(self._last_sequence)
         self._last_speeds, speeds = history.speeds(self._last_speeds)
         if not runs and not speeds and device_classes == self._classes:
-            return self._known
+            return self._estimates
         self.learn_speeds(speeds)
         for problem in self.learn(runs):
             log.warning("%s", problem)
         self._last_sequence = runs[-1].sequence if runs else self._last_sequence
         self._classes = device_classes
-        self._known = self.estimates(device_classes)
-        return self._known
+        self._estimates = self.estimates(device_classes)
+        return self._estimates
 
     def learn(self, runs: Iterable[Run]) -> list[str]:
         """Learn from runs, oldest first; a text for each run with impossible values, from which nothing is learned."""
@@ -212,9 +212,9 @@ def device_classes(workers: Iterable[Worker]) -> frozenset[str]:
     return frozenset(device_class(device) for worker in workers for device in worker.devices)
 
 
-def _put_last(known: dict[K, V], key: K, value: V, limit: int = MAX_RECENT) -> None:
+def _put_last(values: dict[K, V], key: K, value: V, limit: int = MAX_RECENT) -> None:
     """Put the value at the end, and drop the oldest ones beyond the limit."""
-    known.pop(key, None)
-    known[key] = value
-    while len(known) > limit:
-        del known[next(iter(known))]
+    values.pop(key, None)
+    values[key] = value
+    while len(values) > limit:
+        del values[next(iter(values))]

@@ -66,15 +66,15 @@ def _typical_lengths(fitted: FittedSpeeds, task: TaskName, summary: TaskSummary)
     """Device class → logarithm of typical runs a second and its standard deviation, for a task without steps."""
     work = fitted.works[task]
     variance = (math.log(work.high / work.low) / 2 / _TENTH_QUANTILE) ** 2 * math.pi / 2
-    known = {name: (-log, math.sqrt(variance / weight)) for name, (log, weight) in summary.measured.items()}
-    if not known:
+    lengths = {name: (-log, math.sqrt(variance / weight)) for name, (log, weight) in summary.measured.items()}
+    if not lengths:
         main = max(summary.parts, key=lambda name: (summary.parts[name], name))
-        known = {main: (math.log(fitted.speeds[task][main]), _UNKNOWN_DEVIATION)}
-    return known
+        lengths = {main: (math.log(fitted.speeds[task][main]), _UNKNOWN_DEVIATION)}
+    return lengths
 
 
-def _speeds(known: TaskSpeeds) -> dict[str, float]:
-    return {name: math.exp(log) for name, log in known.logs.items()}
+def _speeds(task_speeds: TaskSpeeds) -> dict[str, float]:
+    return {name: math.exp(log) for name, log in task_speeds.logs.items()}
 
 
 def _work(typical: Interval, runs: Iterable[ClassSeconds], speeds: Mapping[str, float]) -> Interval:

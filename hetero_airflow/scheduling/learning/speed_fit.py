@@ -130,10 +130,10 @@ def fit_speeds(tasks: Mapping[TaskName, TaskSummary], device_classes: Iterable[s
     1.0
     """
     tasks = dict(sorted(tasks.items()))
-    seen = {name for task in tasks.values() for name in task.parts}
-    known = sorted(name for name in seen | {*device_classes} if data_sheet_speed(name))
-    corrections = _corrections(known, tasks.values())
-    sheets = {name: _log_sheet_speed(name) + corrections[name] for name in known}
+    ran_on = {name for task in tasks.values() for name in task.parts}
+    rated = sorted(name for name in ran_on | {*device_classes} if data_sheet_speed(name))
+    corrections = _corrections(rated, tasks.values())
+    sheets = {name: _log_sheet_speed(name) + corrections[name] for name in rated}
     levels = {
         name: task.level + math.fsum(part * corrections.get(of, 0.0) for of, part in task.parts.items())
         for name, task in tasks.items()
@@ -216,7 +216,7 @@ def _seconds(task: TaskSummary, level: float, sheets: Mapping[str, float]) -> di
     return {name: min(max(logs[name], shortest), longest) for name in sorted(logs)}
 
 
-def _corrections(known: Iterable[str], tasks: Iterable[TaskSummary]) -> dict[str, float]:
+def _corrections(rated: Iterable[str], tasks: Iterable[TaskSummary]) -> dict[str, float]:
     """Device class → what tasks on several classes show to add to the logarithm of its data sheet's speed."""
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for task in tasks:
@@ -225,7 +225,7 @@ def _corrections(known: Iterable[str], tasks: Iterable[TaskSummary]) -> dict[str
             errors[name].append(task.level - log - _log_sheet_speed(name))
     return {
         name: _shrunk(_median(errors[name]), len(errors[name]), 0.0, SHEET_PRIOR) if name in errors else 0.0
-        for name in known
+        for name in rated
     }
 
 

@@ -61,11 +61,11 @@ class DurationSpread:
         >>> DurationSpread.of([1.0, 2.0, 6.0])
         DurationSpread(mean=3.0, p50=2.0, p95=5.6, p99=5.92)
         """
-        given = sorted(values)
-        if not given:
+        ordered = sorted(values)
+        if not ordered:
             return None
-        at = statistics.quantiles(given * 2 if len(given) == 1 else given, n=100, method="inclusive")
-        return cls(statistics.fmean(given), at[49], at[94], at[98])
+        at = statistics.quantiles(ordered * 2 if len(ordered) == 1 else ordered, n=100, method="inclusive")
+        return cls(statistics.fmean(ordered), at[49], at[94], at[98])
 
 
 @dataclass(frozen=True, slots=True)

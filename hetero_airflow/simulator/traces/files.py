@@ -33,15 +33,15 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?")
 
 def trace_folder(folder: Path | None) -> Path:
     """The given folder, or the one that the environment variable HETERO_AIRFLOW_TRACES names; it must exist."""
-    given = folder or Path(os.environ.get(VARIABLE, ""))
-    if given == Path() or not given.is_dir():
+    chosen = folder or Path(os.environ.get(VARIABLE, ""))
+    if chosen == Path() or not chosen.is_dir():
         raise TraceError(
             f"the folder of traces ({VARIABLE})",
-            found="no value" if given == Path() else f"no folder {shorten(str(given))}",
+            found="no value" if chosen == Path() else f"no folder {shorten(str(chosen))}",
             remedy=f"Set {VARIABLE} to a folder with gavel/, openb/, muri/ or philly/ in it; "
             "the loaders' docstrings say where each is published",
         )
-    return given
+    return chosen
 
 
 def find_file(folder: Path, stem: str, suffixes: Sequence[str]) -> Path:
@@ -53,11 +53,11 @@ def find_file(folder: Path, stem: str, suffixes: Sequence[str]) -> Path:
         path = folder / f"{stem}{suffix}"
         if path.is_file():
             return path
-    there = sorted(path.name for path in islice(folder.glob("*"), 10_000) if path.name.endswith(tuple(suffixes)))
-    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    names = sorted(path.name for path in islice(folder.glob("*"), 10_000) if path.name.endswith(tuple(suffixes)))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     raise TraceError(
         f"the trace {folder.name}/{stem} ({' or '.join(stem + suffix for suffix in suffixes)})",
-        found=f"{', '.join(there[:_SHOWN]) or 'no such file'}{more}" if folder.is_dir() else f"no folder {folder.name}",
+        found=f"{', '.join(names[:_SHOWN]) or 'no such file'}{more}" if folder.is_dir() else f"no folder {folder.name}",
         remedy="Name one of these, or fetch the data set (the loader's docstring says where)",
     )
 

@@ -58,10 +58,10 @@ _LONGEST_S = 60 * 86400.0
 
 def pick(rng: random.Random, weights: Mapping[T, float]) -> T:
     """One of the keys, with a probability proportional to its weight."""
-    left = rng.random() * math.fsum(weights.values())
+    remainder = rng.random() * math.fsum(weights.values())
     for value, weight in weights.items():
-        left -= weight
-        if left < 0:
+        remainder -= weight
+        if remainder < 0:
             return value
     return value
 
@@ -139,11 +139,11 @@ def gavel_like(
     """
     of_size = {size: [kind for kind in kinds if kind.devices == size] for size in (gangs or {1: 1.0})}
     request = cache(request_for)
-    made = []
+    drawn_jobs = []
     for number, arrival_s in enumerate(islice(arrivals, jobs)):
         kind = choose(rng, of_size[pick(rng, gangs or {1: 1.0})])
-        made.append(job_of(kind, str(number), arrival_s, gavel_duration_s(rng), "gavel", request))
-    return Workload("generated/gavel", tuple(made))
+        drawn_jobs.append(job_of(kind, str(number), arrival_s, gavel_duration_s(rng), "gavel", request))
+    return Workload("generated/gavel", tuple(drawn_jobs))
 
 
 def job_of(
@@ -172,10 +172,10 @@ def philly_like(rng: random.Random, jobs: int, arrivals: Iterable[float], groups
     """
     request = cache(lambda gpus: DeviceRequest.parse(f"gpu:{gpus}"))
     shares = {f"vc{number}": 0.5**number for number in range(groups)}
-    made = []
+    drawn_jobs = []
     for number, arrival_s in enumerate(islice(arrivals, jobs)):
         gpus = pick(rng, {size: share for size, (share, _, _) in PHILLY_SIZES.items()})
         _, mu, sigma = PHILLY_SIZES[gpus]
         work = min(max(1.0, lognormal(rng, mu, sigma)), _LONGEST_S)
-        made.append(Job(str(number), arrival_s, request(gpus), work, task=f"x{gpus}", group=pick(rng, shares)))
-    return Workload("generated/philly", tuple(made))
+        drawn_jobs.append(Job(str(number), arrival_s, request(gpus), work, task=f"x{gpus}", group=pick(rng, shares)))
+    return Workload("generated/philly", tuple(drawn_jobs))

@@ -89,7 +89,7 @@ def _rows(path: Path, mix: str, *, is_replay: bool) -> Iterator[Row]:
         ) from error
 
 
-def _pods(rows: Iterator[Row], there: frozenset[str]) -> Iterator[Job]:
+def _pods(rows: Iterator[Row], node_models: frozenset[str]) -> Iterator[Job]:
     request = cache(_request)
     for row in unique(rows, "name"):
         gpus, share_milli = row.integer("num_gpu", 0, MAX_COUNT), row.integer("gpu_milli", 0, 1000)
@@ -100,7 +100,7 @@ def _pods(rows: Iterator[Row], there: frozenset[str]) -> Iterator[Job]:
         cores = math.ceil(row.integer("cpu_milli", 0, MAX_COUNT * CORE_MILLI) / CORE_MILLI)
         if not gpus and not cores:
             raise row.wrong("cpu_milli", "a pod that asks for neither GPU nor CPU")
-        models = _allowed(row, there) if gpus else ()
+        models = _allowed(row, node_models) if gpus else ()
         arrival_s, work = _times(row)
         yield Job(
             id=row.text("name"),
@@ -123,13 +123,13 @@ def _times(row: Row) -> tuple[float, float]:
     return created, max(1.0, deleted - started)
 
 
-def _allowed(row: Row, there: frozenset[str]) -> tuple[str, ...]:
+def _allowed(row: Row, node_models: frozenset[str]) -> tuple[str, ...]:
     """The models that the pod accepts and some node has; empty for any model."""
     spec = row.fields.get("gpu_spec", "")
     models = sorted({_model(row, "gpu_spec", word) for word in spec.split("|")}) if spec else []
-    if models and there.isdisjoint(models):
-        raise row.wrong("gpu_spec", "models that no node has", f"Name some of {', '.join(sorted(there))}")
-    return tuple(model for model in models if model in there)
+    if models and node_models.isdisjoint(models):
+        raise row.wrong("gpu_spec", "models that no node has", f"Name some of {', '.join(sorted(node_models))}")
+    return tuple(model for model in models if model in node_models)
 
 
 def _model(row: Row, field: str, word: str) -> str:

@@ -81,23 +81,23 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
     """Record the messages; returns the reply to each, in order. A message that is not accepted stops no other."""
     batch = _MessageBatch(transaction, {message.worker_id for message in messages})
     outcomes = [batch.admit(message) for message in messages]
-    taken = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is Admission.TAKEN]
-    reporting = [message for message in taken if isinstance(message.event, WorkerSeen)]
-    heartbeats = [message for message in taken if isinstance(message.event, WorkerAlive)]
+    accepted = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is Admission.TAKEN]
+    reporting = [message for message in accepted if isinstance(message.event, WorkerSeen)]
+    heartbeats = [message for message in accepted if isinstance(message.event, WorkerAlive)]
     for messages_of_kind in (reporting, heartbeats):  # an error counts for a device of the newest inventory
         record_events(transaction, [event for message in messages_of_kind for event in batch.events(message)], now)
     transaction.execute_many(_UPDATE_NONCE, batch.nonces())
-    digests = _read_digests(transaction, {message.worker_id for message in taken})
-    ended = _read_ended_leases(transaction, taken)
+    digests = _read_digests(transaction, {message.worker_id for message in accepted})
+    ended = _read_ended_leases(transaction, accepted)
     contested = _read_contested(transaction, {message.worker_id for message in reporting})
-    left = _count_leases(transaction, {message.worker_id for message in taken if message.leaving is not None})
-    record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in left.items() if not leases], now)
+    counts = _count_leases(transaction, {message.worker_id for message in accepted if message.leaving is not None})
+    record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in counts.items() if not leases], now)
     return [
         AgentReply(
             outcome,
             digests.get(message.worker_id, ""),
             ended.get(message.worker_id, ()),
-            left.get(message.worker_id) if message.leaving is not None else None,
+            counts.get(message.worker_id) if message.leaving is not None else None,
             contested.get(message.worker_id, ()) if isinstance(message.event, WorkerSeen) else (),
         )
         if outcome is Admission.TAKEN

@@ -101,7 +101,7 @@ class _WorkerBatch:
         self._transaction, self._events, self._now = transaction, events, now
         ids = {event.worker.id if isinstance(event, WorkerSeen) else event.worker_id for event in events}
         query = select(_WORKER.id, _WORKER.state, _WORKER.digest, _WORKER.inventory)
-        self._known: dict[str, tuple[str, str, str]] = {
+        self._stored_workers: dict[str, tuple[str, str, str]] = {
             row.id: (row.state, row.digest, row.inventory)
             for row in read_chunks(transaction.connection, query, _WORKER.id, sorted(ids))
         }
@@ -126,11 +126,11 @@ class _WorkerBatch:
     def _see(self, event: WorkerSeen) -> None:
         worker = event.worker
         reported = digest(worker.model_dump_json(exclude={"state"}))
-        is_online = self._known.get(worker.id, ())[:1] == (WorkerState.ONLINE,)
+        is_online = self._stored_workers.get(worker.id, ())[:1] == (WorkerState.ONLINE,)
         may_be_online = is_online or not event.leases or self._may_come_online(worker.id, event.leases)
-        if may_be_online and not (is_online and self._known[worker.id][1] == reported):
+        if may_be_online and not (is_online and self._stored_workers[worker.id][1] == reported):
             self._write_worker(worker, reported)
-        if worker.id in self._known:
+        if worker.id in self._stored_workers:
             self._note_seen(worker.id, event.telemetry, event.leases)
 
     def _may_come_online(self, worker_id: str, leases: frozenset[str]) -> bool:
@@ -143,7 +143,7 @@ class _WorkerBatch:
         return leases <= read_reported_leases(self._transaction, worker_id)
 
     def _hear(self, event: WorkerAlive) -> None:
-        if self._known.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
+        if self._stored_workers.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
             self._note_seen(event.worker_id, event.telemetry, event.leases)
 
     def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...], leases: frozenset[str] | None) -> None:
@@ -157,22 +157,22 @@ class _WorkerBatch:
     def _write_worker(self, worker: Worker, reported: str) -> None:
         connection, stamp = self._transaction.connection, self._transaction.stamp
         inventory = worker.model_copy(update={"devices": (), "state": WorkerState.ONLINE}).model_dump_json()
-        known = self._known.get(worker.id)
-        if known is None:
+        stored = self._stored_workers.get(worker.id)
+        if stored is None:
             row = {"id": worker.id, "state": WorkerState.ONLINE, "inventory": inventory, "digest": reported}
             connection.execute(insert(tables.worker), row | {"changed": stamp})
             connection.execute(
                 insert(tables.telemetry), {"worker_id": worker.id, "seen_at": self._now, "readings": "[]"}
             )
         has_changed = self._write_devices(worker)
-        if known is not None:
+        if stored is not None:
             values: dict[str, Any] = {"key": worker.id, "digest": reported}
-            has_changed |= (known[0], known[2]) != (WorkerState.ONLINE, inventory)
+            has_changed |= (stored[0], stored[2]) != (WorkerState.ONLINE, inventory)
             if has_changed:
                 values |= {"state": WorkerState.ONLINE, "inventory": inventory, "changed": stamp}
             connection.execute(_UPDATE_WORKER, values)
-        self._transaction.is_visible |= has_changed or known is None
-        self._known[worker.id] = (WorkerState.ONLINE, reported, inventory)
+        self._transaction.is_visible |= has_changed or stored is None
+        self._stored_workers[worker.id] = (WorkerState.ONLINE, reported, inventory)
 
     def _write_devices(self, worker: Worker) -> bool:
         connection, stamp = self._transaction.connection, self._transaction.stamp
@@ -193,19 +193,19 @@ class _WorkerBatch:
         }
         last_seen = select(tables.telemetry.c.seen_at).where(tables.telemetry.c.worker_id == worker.id)
         after = merge_inventory(before, worker, connection.execute(last_seen).scalar_one(), self._now)
-        known = {row.id: _device_columns(before[row.id], row.position) for row in rows}
+        stored = {row.id: _device_columns(before[row.id], row.position) for row in rows}
         wanted = {key: _device_columns(record, position) for position, (key, record) in enumerate(after.items())}
         new = [
             {"worker_id": worker.id, "id": key, "last_granted_at": None, "changed": stamp, **columns}
             for key, columns in wanted.items()
-            if key not in known
+            if key not in stored
         ]
         changed = [
             {"worker_key": worker.id, "key": key, "changed": stamp, **columns}
             for key, columns in wanted.items()
-            if key in known and known[key] != columns
+            if key in stored and stored[key] != columns
         ]
-        gone = [{"worker_key": worker.id, "key": key} for key in known if key not in wanted]
+        gone = [{"worker_key": worker.id, "key": key} for key in stored if key not in wanted]
         self._transaction.execute_many(_DELETE_DEVICE, gone)
         self._transaction.execute_many(_UPDATE_DEVICE, changed)
         self._transaction.execute_many(insert(tables.device), new)
@@ -214,11 +214,11 @@ class _WorkerBatch:
         return bool(new or changed or gone)
 
     def _lose(self, worker_id: str) -> None:
-        known = self._known.get(worker_id)
-        if known is not None and known[0] != WorkerState.LOST:
+        stored = self._stored_workers.get(worker_id)
+        if stored is not None and stored[0] != WorkerState.LOST:
             values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._transaction.stamp}
             self._transaction.connection.execute(_UPDATE_WORKER, values)
-            self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
+            self._stored_workers[worker_id] = (WorkerState.LOST, stored[1], stored[2])
             self._seen.setdefault(worker_id, {})["leases"] = None
             self._transaction.is_visible = True
 
@@ -259,10 +259,10 @@ def _write_requests(
             causes[event.request_id] = event.cause
             states[event.request_id] = "ended"
     transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
-    known = [
+    resubmitted = [
         {"key": key, "is_paused": False, "resubmitted_at": since[key]} | rows[key] for key in rows if key in stored
     ]
-    transaction.execute_many(_UPDATE_REQUEST, known)
+    transaction.execute_many(_UPDATE_REQUEST, resubmitted)
     ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
     end_requests(transaction, ended, "waiting", now)
     transaction.is_visible |= bool(rows)

@@ -42,18 +42,18 @@ class WaitDigests:
     """Finds out whether a decision to wait is new, without converting it to JSON on every heartbeat."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Wait, str]] = {}
+        self._latest: dict[str, tuple[Wait, str]] = {}
 
     def of(self, plan: Plan) -> dict[str, str]:
         """Request id → digest of reason, position and account, for the decisions to wait."""
-        known = self._known
+        earlier = self._latest
         current: dict[str, tuple[Wait, str]] = {}
         for decision in plan.decisions:
             if isinstance(decision, Wait):
-                before = known.get(decision.request_id)
+                before = earlier.get(decision.request_id)
                 text = before[1] if before and before[0] == decision else _wait_digest(decision)
                 current[decision.request_id] = (decision, text)
-        self._known = current
+        self._latest = current
         return {request_id: text for request_id, (_, text) in current.items()}
 
 
@@ -147,12 +147,12 @@ class PlanCommit:
             return ()
         transaction = self._transaction
         placed = [{"key": place.request_id} for place, _ in self._granted]
-        taken = claimed_rows((place.worker_id, claims) for place, claims in self._granted)
+        claimed = claimed_rows((place.worker_id, claims) for place, claims in self._granted)
         now = {"moment": self._now, "stamp": transaction.stamp}
         try:
             if transaction.execute_rows(_place_requests, placed, stamp=transaction.stamp) < len(placed):
                 raise PlacementConflict
-            if transaction.execute_rows(_take_devices, taken, **now) < len(taken):
+            if transaction.execute_rows(_take_devices, claimed, **now) < len(claimed):
                 raise PlacementConflict
         except IntegrityError as error:
             raise PlacementConflict from error
@@ -250,23 +250,23 @@ def _place_requests(dialect: str) -> Update:
 
 @lru_cache(maxsize=2)
 def _take_devices(dialect: str) -> Update:
-    taken = json_table(dialect, worker_key="text", key="text", milli="number", memory="number")
+    claimed = json_table(dialect, worker_key="text", key="text", milli="number", memory="number")
     return (
         update(tables.device)
         .where(
-            _DEVICE.worker_id == taken.c.worker_key,
-            _DEVICE.id == taken.c.key,
+            _DEVICE.worker_id == claimed.c.worker_key,
+            _DEVICE.id == claimed.c.key,
             _DEVICE.leasable,
-            _DEVICE.used_milli + taken.c.milli <= _DEVICE.capacity_milli,
+            _DEVICE.used_milli + claimed.c.milli <= _DEVICE.capacity_milli,
             or_(
                 _DEVICE.capacity_memory_bytes.is_(None),
-                _DEVICE.used_memory_bytes + taken.c.memory <= _DEVICE.capacity_memory_bytes,
+                _DEVICE.used_memory_bytes + claimed.c.memory <= _DEVICE.capacity_memory_bytes,
             ),
-            exists().where(_WORKER.id == taken.c.worker_key, _WORKER.state == WorkerState.ONLINE),
+            exists().where(_WORKER.id == claimed.c.worker_key, _WORKER.state == WorkerState.ONLINE),
         )
         .values(
-            used_milli=_DEVICE.used_milli + taken.c.milli,
-            used_memory_bytes=_DEVICE.used_memory_bytes + taken.c.memory,
+            used_milli=_DEVICE.used_milli + claimed.c.milli,
+            used_memory_bytes=_DEVICE.used_memory_bytes + claimed.c.memory,
             held_id=_DEVICE.physical_id,
             last_granted_at=bindparam("moment"),
             changed=bindparam("stamp"),

@@ -41,14 +41,14 @@ def read_tallies(connection: Connection) -> tuple[Tally, ...]:
 
 @lru_cache(maxsize=2)
 def _add(dialect: str) -> Insert:
-    given = json_table(dialect, name="text", label="text", key="text", bucket="text", elapsed_ms="number")
-    label = func.coalesce(given.c.label, _LEASE.device_model, _NO_MODEL).label("label")
-    sums = (func.count().label("number"), func.sum(given.c.elapsed_ms).label("elapsed_ms"))
+    events = json_table(dialect, name="text", label="text", key="text", bucket="text", elapsed_ms="number")
+    label = func.coalesce(events.c.label, _LEASE.device_model, _NO_MODEL).label("label")
+    sums = (func.count().label("number"), func.sum(events.c.elapsed_ms).label("elapsed_ms"))
     counted = (
-        select(given.c.name, label, given.c.bucket, *sums)
-        .join_from(given, tables.lease, _LEASE.id == given.c.key, isouter=True)
-        .where(given.c.name.is_not(None))  # SQLite needs a WHERE before ON CONFLICT
-        .group_by(given.c.name, label, given.c.bucket)
+        select(events.c.name, label, events.c.bucket, *sums)
+        .join_from(events, tables.lease, _LEASE.id == events.c.key, isouter=True)
+        .where(events.c.name.is_not(None))  # SQLite needs a WHERE before ON CONFLICT
+        .group_by(events.c.name, label, events.c.bucket)
     )
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     put = insert(tables.tally).from_select(["name", "label", "bucket", "number", "total_ms"], counted)

@@ -2,7 +2,7 @@
 
 ====================== =====================================================================================
 ``page_routes.py``     the routes: permissions, pages of rows, unchanged answers
-``conditional.py``     ETags: an answer that the browser has already is not sent again
+``etags.py``           ETags: an answer that the browser has already is not sent again
 ``bundle.py``          the built page, and how Airflow's UI finds it
 ``fleet_filter.py``    which workers and devices a reader asks for
 ``task_rows.py``       tasks and leases, without the names that the reader may not see

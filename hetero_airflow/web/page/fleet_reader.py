@@ -19,7 +19,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.runtime.progress_file import Progress
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers, wanted_workers
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.web.page.conditional import READINGS_S
+from hetero_airflow.web.page.etags import READINGS_S
 
 
 class FleetReader:

@@ -50,40 +50,40 @@ class Forecasts:
     def __init__(self, fleet: FleetReader) -> None:
         self._fleet = fleet
         self._lock = threading.Lock()
-        self._made: OrderedDict[str, tuple[datetime, Forecast | None]] = OrderedDict()
+        self._dated_forecasts: OrderedDict[str, tuple[datetime, Forecast | None]] = OrderedDict()
 
     def forecast(self, history: RequestHistory, readable: set[str], now: datetime) -> StartForecast:
         """The forecast for a reader of these DAGs. Blocks on the database and on the policy, for up to some seconds.
 
         :raises StoreUnavailable: the database is down
         """
-        made_at, made = self._make(history, now)
+        made_at, forecast = self._make(history, now)
         answer = StartForecast(made_at=made_at)
-        if made is None or (made.start is None and made.change is None):
+        if forecast is None or (forecast.start is None and forecast.change is None):
             return answer
-        if made.start is not None:
-            unknown = [".".join(name) for name in made.start.unknown if name[0] in readable]
-            answer.unknown, answer.unknown_hidden = unknown, len(made.start.unknown) - len(unknown)
-            answer.starts_now = made.starts_now
-            if made.start.start_s is not None:
-                times = (made_at + timedelta(seconds=seconds) for seconds in made.start.start_s)
+        if forecast.start is not None:
+            unknown = [".".join(name) for name in forecast.start.unknown if name[0] in readable]
+            answer.unknown, answer.unknown_hidden = unknown, len(forecast.start.unknown) - len(unknown)
+            answer.starts_now = forecast.starts_now
+            if forecast.start.start_s is not None:
+                times = (made_at + timedelta(seconds=seconds) for seconds in forecast.start.start_s)
                 answer.low, answer.middle, answer.high = times
-            elif made.start.beyond_s is not None:
-                answer.not_before = made_at + timedelta(seconds=made.start.beyond_s)
-        if made.change is not None:
-            answer.change = made.change.change.description
-            answer.change_text = request_text(made.change.change.request)
+            elif forecast.start.beyond_s is not None:
+                answer.not_before = made_at + timedelta(seconds=forecast.start.beyond_s)
+        if forecast.change is not None:
+            answer.change = forecast.change.change.description
+            answer.change_text = request_text(forecast.change.change.request)
         return answer
 
     def _make(self, history: RequestHistory, now: datetime) -> tuple[datetime, Forecast | None]:
         with self._lock:
-            known = self._made.get(history.pending.id)
-            if known is not None and (now - known[0]).total_seconds() < FRESH_S:
-                return known
+            cached = self._dated_forecasts.get(history.pending.id)
+            if cached is not None and (now - cached[0]).total_seconds() < FRESH_S:
+                return cached
             decide, period_s = configured_policy(log.warning)
-            made = now, forecast_start(history, self._fleet.snapshot_with_estimates(), decide, now, period_s)
-            self._made[history.pending.id] = made
-            self._made.move_to_end(history.pending.id)
-            while len(self._made) > _MAX_KEPT:
-                self._made.popitem(last=False)
-            return made
+            dated = now, forecast_start(history, self._fleet.snapshot_with_estimates(), decide, now, period_s)
+            self._dated_forecasts[history.pending.id] = dated
+            self._dated_forecasts.move_to_end(history.pending.id)
+            while len(self._dated_forecasts) > _MAX_KEPT:
+                self._dated_forecasts.popitem(last=False)
+            return dated

@@ -26,7 +26,7 @@ from hetero_airflow.store.sql.queue import read_newest_decision_id, read_waiting
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import HoldPlaced, RequestHistory
 from hetero_airflow.web.page.bundle import BUNDLE, ICON
-from hetero_airflow.web.page.conditional import conditional
+from hetero_airflow.web.page.etags import conditional
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.fleet_reader import FleetReader, read_progress, readings_period
 from hetero_airflow.web.page.fleet_rows import FleetMap, FleetSummary, FleetTable, WorkerFacts

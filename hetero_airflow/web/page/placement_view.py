@@ -115,9 +115,9 @@ def _reason(
 def _alternatives(
     account: Account, live: Lease | None, names: TaskNames, readable: Collection[str], may_see_fleet: bool
 ) -> Iterator[AlternativeRow]:
-    held = {claim.device_id for claim in live.claims} if live else set()
+    leased_ids = {claim.device_id for claim in live.claims} if live else set()
     for number, alternative in enumerate(account.alternatives):
-        taken = live if live is not None and live.alternative == number else None
+        lease = live if live is not None and live.alternative == number else None
         yield AlternativeRow(
             asked=alternative.asked,
             evaluated=alternative.evaluated,
@@ -130,26 +130,28 @@ def _alternatives(
                 )
                 for workers, reason in alternative.filtered
             ],
-            candidates=[_candidate(found, taken, held) for found in _shown(alternative, account, taken)]
+            candidates=[_candidate(candidate, lease, leased_ids) for candidate in _shown(alternative, account, lease)]
             if may_see_fleet
             else [],
         )
 
 
-def _shown(alternative: AlternativeAccount, account: Account, taken: Lease | None) -> list[CandidateAccount]:
+def _shown(alternative: AlternativeAccount, account: Account, lease: Lease | None) -> list[CandidateAccount]:
     """The best candidates, and the chosen one where equal requests share an account that does not list it."""
-    chosen = account.chosen if taken is not None else None
+    chosen = account.chosen if lease is not None else None
     extra = [chosen] if chosen is not None and chosen not in alternative.candidates else []
     return [*alternative.candidates, *extra]
 
 
-def _candidate(found: CandidateAccount, taken: Lease | None, held: Collection[str]) -> ConsideredPlacement:
-    is_chosen = taken is not None and found.worker_id == taken.worker_id and set(found.device_ids) <= set(held)
+def _candidate(candidate: CandidateAccount, lease: Lease | None, leased_ids: set[str]) -> ConsideredPlacement:
+    is_chosen = (
+        lease is not None and candidate.worker_id == lease.worker_id and leased_ids.issuperset(candidate.device_ids)
+    )
     return ConsideredPlacement(
-        worker=found.worker_id,
-        devices=list(found.device_ids),
-        score=found.score,
-        terms=dict(found.terms),
+        worker=candidate.worker_id,
+        devices=list(candidate.device_ids),
+        score=candidate.score,
+        terms=dict(candidate.terms),
         is_chosen=is_chosen,
     )
 
@@ -216,7 +218,7 @@ def _is_asked(device: Device, alternative: Alternative) -> bool:
     """Whether a device is of the vendor, kind, model and partition of an alternative."""
     pairs = ((alternative.vendor, device.vendor), (alternative.kind, device.kind))
     return (
-        all(asked in (None, found) for asked, found in pairs)
+        all(wanted in (None, actual) for wanted, actual in pairs)
         and alternative.partition == device.partition
         and (alternative.model is None or matches_model(alternative.model, device_tokens(device)))
     )

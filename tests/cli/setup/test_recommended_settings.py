@@ -6,8 +6,8 @@ from itertools import groupby
 import pytest
 
 from hetero_airflow.cli.setup.recommended_settings import recommended_settings, uses_our_coordinator
-from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH as COORDINATOR
-from hetero_airflow.contract.selection import EXECUTOR_CLASSPATH as EXECUTOR
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH as COORDINATOR
+from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH as EXECUTOR
 from hetero_airflow.executor.recommended_settings import recommendations
 
 OURS = json.dumps({"hetero": {"classpath": COORDINATOR}})

@@ -23,7 +23,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
-from hetero_airflow.runtime.session import CheckpointSession
+from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.formats import from_file, to_file
 from hetero_airflow.runtime.state.tree import stage

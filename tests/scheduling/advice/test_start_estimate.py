@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.model.estimates import Estimates, Interval
@@ -224,6 +224,7 @@ JOBS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(JOBS)
+@example([("gpu", 1), ("gpu:0.5", 1), ("gpu:0.5", 2), ("gpu:0.5", 2), ("gpu", 1), ("gpu:0.5", 1), ("gpu", 1)])
 def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(entries):
     """The same policy on the same requests, through the store, the cycle and the event loop of the simulator."""
     worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))

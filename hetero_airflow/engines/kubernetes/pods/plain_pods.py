@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.pods.made_once import lease_of, run_of
+from hetero_airflow.engines.kubernetes.pods.pod_creation import lease_of, run_of
 
 
 class PlainPods:

@@ -66,13 +66,13 @@ TPU_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
 _SIZE = re.compile(r"(\d{1,4})gb")
 
 
-def products_of(model: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def products_of(model: str, products: tuple[str, ...]) -> tuple[str, ...]:
     """The known names of a model's products.
 
     >>> products_of("a100-80gb", NVIDIA), products_of("mi300x", AMD)
     (('NVIDIA-A100-80GB-PCIe', 'NVIDIA-A100-SXM4-80GB'), ('AMD_Instinct_MI300X', 'AMD_Instinct_MI300X_OAM'))
     """
-    return tuple(name for name in known if matches_model(model, model_tokens(name.lower().replace("_", "-"))))
+    return tuple(name for name in products if matches_model(model, model_tokens(name.lower().replace("_", "-"))))
 
 
 def split_size(model: str) -> tuple[str, int | None]:
@@ -83,8 +83,8 @@ def split_size(model: str) -> tuple[str, int | None]:
     """
     model_words = [word for word in model.split("-") if word]
     sizes = [int(match[1]) for word in model_words if (match := _SIZE.fullmatch(word))]
-    rest = "-".join(word for word in model_words if not _SIZE.fullmatch(word))
-    return (rest, sizes[0]) if len(sizes) == 1 and rest else (model, None)
+    name = "-".join(word for word in model_words if not _SIZE.fullmatch(word))
+    return (name, sizes[0]) if len(sizes) == 1 and name else (model, None)
 
 
 def is_unknown_variant(model: str, vendor: str) -> bool:
@@ -98,9 +98,9 @@ def is_unknown_variant(model: str, vendor: str) -> bool:
     >>> is_unknown_variant("x1000", "nvidia")
     False
     """
-    known = {"nvidia": NVIDIA, "amd": AMD}.get(vendor, ())
-    rest, _ = split_size(model)
-    return bool(products_of(model.split("-")[0], known)) and not products_of(rest, known)
+    products = {"nvidia": NVIDIA, "amd": AMD}.get(vendor, ())
+    model_name, _ = split_size(model)
+    return bool(products_of(model.split("-")[0], products)) and not products_of(model_name, products)
 
 
 def unknown_model(vendor: str, model: str, label: str) -> RequestError:

@@ -121,15 +121,17 @@ def _boxes(range_: VersionRange, length: int) -> list[_Box]:
 
 def _from(low: Numbers, length: int) -> list[_Box]:
     """Versions that are at least this one. Trailing zeros don't matter."""
-    kept = _stripped(low)
-    boxes = [_box([*map(_only, kept[:at]), (kept[at] + 1, None)], length) for at in range(len(kept) - 1)]
-    last: list[tuple[int, int | None]] = [(kept[-1], None)] if kept else []
-    return [_box([*map(_only, kept[:-1]), *last], length), *reversed(boxes)]
+    numbers = _stripped(low)
+    boxes = [_box([*map(_only, numbers[:at]), (numbers[at] + 1, None)], length) for at in range(len(numbers) - 1)]
+    last: list[tuple[int, int | None]] = [(numbers[-1], None)] if numbers else []
+    return [_box([*map(_only, numbers[:-1]), *last], length), *reversed(boxes)]
 
 
 def _below(high: Numbers, length: int) -> list[_Box]:
-    kept = _stripped(high)
-    return [_box([*map(_only, kept[:at]), (0, kept[at] - 1)], length) for at in range(len(kept)) if kept[at] > 0]
+    numbers = _stripped(high)
+    return [
+        _box([*map(_only, numbers[:at]), (0, number - 1)], length) for at, number in enumerate(numbers) if number > 0
+    ]
 
 
 def _stripped(numbers: Numbers) -> Numbers:

@@ -51,7 +51,7 @@ NO_USE = PoolUse()
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ReadPool:
     slices: Sequence[ResourceSlice]
     use: PoolUse
     classes: Collection[str] | None
@@ -62,7 +62,7 @@ class _Known:
 class Pools:
     """The pools of a cluster. Pools that have not changed are not read again."""
 
-    _known: dict[tuple[str, str], _Known] = field(default_factory=dict)
+    _read_pools: dict[tuple[str, str], _ReadPool] = field(default_factory=dict)
     _unreadable: set[tuple[str, str]] = field(default_factory=set)
     """The pools that the log has named."""
 
@@ -82,14 +82,14 @@ class Pools:
         pools: defaultdict[tuple[str, str], list[ResourceSlice]] = defaultdict(list)
         for part in slices:
             pools[part.driver, part.pool].append(part)
-        before, self._known = self._known, {}
+        before, self._read_pools = self._read_pools, {}
         nodes: defaultdict[str, tuple[Device, ...]] = defaultdict(tuple)
         for key in sorted(pools):
-            use, known = uses.get(key, NO_USE)._replace(problem=problem), before.get(key)
-            if known is None or not _is_same(known.slices, pools[key]) or (known.use, known.classes) != (use, classes):
-                known = _Known(pools[key], use, classes, self._read(key, pools[key], use, classes))
-            self._known[key] = known
-            for node, devices in known.devices.items():
+            use, pool = uses.get(key, NO_USE)._replace(problem=problem), before.get(key)
+            if pool is None or not _is_same(pool.slices, pools[key]) or (pool.use, pool.classes) != (use, classes):
+                pool = _ReadPool(pools[key], use, classes, self._read(key, pools[key], use, classes))
+            self._read_pools[key] = pool
+            for node, devices in pool.devices.items():
                 nodes[node] = nodes[node] + devices if node in nodes else devices
         return dict(nodes)
 
@@ -148,7 +148,7 @@ def pool_devices(
         fault = problem or next(_faults(driver, device, pin, classes), None) or use.holders.get(id_)
         fault = fault or (None if id_ in use.leased else conflicts.get(device.name))
         nodes[device.node].append(_device(driver, id_, index, device, pin, fault))
-    return {node: tuple(found) for node, found in nodes.items()}
+    return {node: tuple(devices_of_node) for node, devices_of_node in nodes.items()}
 
 
 def _is_same(left: Sequence[ResourceSlice], right: Sequence[ResourceSlice]) -> bool:
@@ -205,23 +205,23 @@ def _conflicts(
     current: Sequence[ResourceSlice], names: Mapping[str, SliceDevice], used: Collection[str]
 ) -> dict[str, str]:
     """Name → why a device does not fit beside the used ones and the larger ones."""
-    left = dict(next((part.counters for part in current if part.counters), {}))
+    free_counters = dict(next((part.counters for part in current if part.counters), {}))
     for part in current:
-        left |= part.counters
+        free_counters |= part.counters
     conflicts: dict[str, str] = {}
     order = sorted(names.values(), key=lambda d: (d.name not in used, -sum(d.counters.values()), d.name))
     for device in order:
-        if not _fits(device.counters, left) and device.name not in used:
+        if not _fits(device.counters, free_counters) and device.name not in used:
             conflicts[device.name] = "it is a part of a device that is in use or offered as a whole, or has such parts"
             continue
         for counter, amount in device.counters.items():
-            if counter in left:
-                left[counter] -= amount
+            if counter in free_counters:
+                free_counters[counter] -= amount
     return conflicts
 
 
-def _fits(wanted: Counters, left: Counters) -> bool:
-    return all(left.get(counter, 0) >= amount for counter, amount in wanted.items())
+def _fits(wanted: Counters, free_counters: Counters) -> bool:
+    return all(free_counters.get(counter, 0) >= amount for counter, amount in wanted.items())
 
 
 def _profile(device: SliceDevice) -> str | None:

@@ -163,10 +163,10 @@ class ClusterView:
             return list(api.list_pod_for_all_namespaces(**query).items)
         return list(api.list_namespaced_pod(self._namespace, **query).items)
 
-    def poll(self, known: Mapping[str, Worker], now_s: float, problem: str | None = None) -> WorkerChanges:
+    def poll(self, stored: Mapping[str, Worker], now_s: float, problem: str | None = None) -> WorkerChanges:
         """The changes to the nodes. A cluster that does not answer keeps the nodes that it had, and offers none.
 
-        :param known: worker id → worker, as the store has them
+        :param stored: worker id → worker, as the store has them
         :param now_s: time of a clock that never goes back
         :param problem: why the cluster gives no answers, if `problem` can't know
         """
@@ -186,7 +186,7 @@ class ClusterView:
         if now_s - self._alive_at >= HEARTBEAT_INTERVAL_S:
             self._alive_at = now_s
             for id_, worker in self._reported.items():
-                state = known[id_].state if id_ in known else None
+                state = stored[id_].state if id_ in stored else None
                 if worker.state is WorkerState.ONLINE and state is WorkerState.ONLINE:
                     alive.append(id_)
                 elif state is not worker.state and self.problem is None and worker not in changed:
@@ -210,12 +210,12 @@ class ClusterView:
         workers: dict[str, Worker] = {}
         for node in self._nodes.values():
             name, usage = node["metadata"]["name"], usages.get(node["metadata"]["name"], NodeUsage())
-            known, devices = self._read.get(name), slice_devices.get(name, ())
-            if known is None or known[0] is not node or known[1] != usage or known[2] != devices:
-                known = (node, usage, devices, self._worker(node, usage, devices))
-            read[name] = known
-            if known[3] is not None:
-                workers[known[3].id] = self._as_reported(known[3], in_grace=in_grace)
+            read_node, devices = self._read.get(name), slice_devices.get(name, ())
+            if read_node is None or read_node[0] is not node or read_node[1] != usage or read_node[2] != devices:
+                read_node = (node, usage, devices, self._worker(node, usage, devices))
+            read[name] = read_node
+            if read_node[3] is not None:
+                workers[read_node[3].id] = self._as_reported(read_node[3], in_grace=in_grace)
         changed = [
             worker
             for id_, worker in workers.items()

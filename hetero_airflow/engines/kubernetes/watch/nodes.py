@@ -132,9 +132,9 @@ def _accelerators(
         if device_text is None and partition is None:
             continue
         vendor, kind = _vendor_kind(device_text, name)
-        each, shared = _sharing(name, labels)
-        healthy = int(allocatable.get(name, 0)) // each
-        for index in range(min(max(healthy, int(capacity.get(name, 0)) // each), MAX_DEVICES)):
+        units_per_device, shared = _sharing(name, labels)
+        healthy = int(allocatable.get(name, 0)) // units_per_device
+        for index in range(min(max(healthy, int(capacity.get(name, 0)) // units_per_device), MAX_DEVICES)):
             fault = problem or shared or ("the device plugin reports it as unhealthy" if index >= healthy else None)
             yield Device(
                 id=f"{name}/{index}",

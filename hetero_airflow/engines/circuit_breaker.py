@@ -15,8 +15,8 @@ PAUSE_S = 5.0
 """After a call that failed, no call is made for this long."""
 
 
-class Silence:
-    """Whether one service has just failed to answer.
+class CircuitBreaker:
+    """Stops the calls to one service for a while after it failed to answer (Nygard, Release It!, 2007).
 
     :param service: its name in warnings
     :param effect: what goes on meanwhile, as a sentence
@@ -30,7 +30,7 @@ class Silence:
         self._text = ""
 
     @property
-    def is_on(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the service did not answer, and it is not yet time to try again."""
         return self._until is not None and self._now() < self._until
 

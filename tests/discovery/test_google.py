@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.discovery import tpu
+from hetero_airflow.discovery import google
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.model.device import Device
 
@@ -12,7 +12,7 @@ def test_a_v5e_host_with_one_of_two_chips_in_the_container(fixture_tree):
     environment = {"TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_ID": "0"}
     details = {"accelerator_type": "v5litepod-8", "topology": None, "worker_id": "0"}
     common = {"vendor": "google", "kind": "tpu", "model": "v5e", "memory_bytes": 16 * GIB}
-    assert tpu.parse(tpu.read(fixture_tree("google/v5e.json")), environment) == ProbeResult(
+    assert google.parse(google.read(fixture_tree("google/v5e.json")), environment) == ProbeResult(
         devices=(
             Device(
                 id="0000:00:04.0",
@@ -37,7 +37,7 @@ def test_a_v5e_host_with_one_of_two_chips_in_the_container(fixture_tree):
 
 
 def test_chips_with_accel_nodes_have_the_number_of_the_node(fixture_tree):
-    devices = tpu.parse(tpu.read(fixture_tree("google/v4.json")), {}).devices
+    devices = google.parse(google.read(fixture_tree("google/v4.json")), {}).devices
     assert [(d.model, d.index, d.numa_node, d.details["node"]) for d in devices] == [
         ("v4", 1, None, "/dev/accel1"),
         ("v3", 0, None, "/dev/accel0"),
@@ -45,12 +45,12 @@ def test_chips_with_accel_nodes_have_the_number_of_the_node(fixture_tree):
 
 
 def test_an_environment_without_a_chip_is_a_problem():
-    (problem,) = tpu.parse([], {"TPU_ACCELERATOR_TYPE": "v4-8"}).problems
+    (problem,) = google.parse([], {"TPU_ACCELERATOR_TYPE": "v4-8"}).problems
     assert problem.startswith("TPU_ACCELERATOR_TYPE=v4-8, but no TPU is on the PCI bus")
 
 
 def test_a_host_without_tpus_is_an_empty_result(tmp_path):
-    assert tpu.parse(tpu.read(tmp_path), {}) == ProbeResult()
+    assert google.parse(google.read(tmp_path), {}) == ProbeResult()
 
 
 @given(
@@ -64,4 +64,4 @@ def test_a_host_without_tpus_is_an_empty_result(tmp_path):
 )
 def test_no_text_of_the_kernel_stops_the_parser(chips, accelerator):
     chips = [*chips, {"pci": "0000:00:04.0", "device": "0x0063"}]
-    assert tpu.parse(chips, {"TPU_ACCELERATOR_TYPE": accelerator}).devices[-1].id == "0000:00:04.0"
+    assert google.parse(chips, {"TPU_ACCELERATOR_TYPE": accelerator}).devices[-1].id == "0000:00:04.0"

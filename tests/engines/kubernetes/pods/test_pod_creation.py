@@ -3,7 +3,7 @@
 import pytest
 from kubernetes.client import ApiException
 
-from hetero_airflow.engines.kubernetes.pods.made_once import make_pod, pod_name
+from hetero_airflow.engines.kubernetes.pods.pod_creation import make_pod, pod_name
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from tests.engines.kubernetes.fake_api import a_pod, connect
 
