@@ -53,7 +53,7 @@ def test_each_worker_keeps_its_rank_and_all_get_the_same_address(workers):
 def test_values_of_a_round_are_not_in_the_store_of_the_next_round(workers):
     first = meet(workers)
     first[0].store.set("left", "behind")
-    assert first[1].store.check(["left"])
+    assert first[1].store.get("left") == b"behind"  # it waits: `set` returns before the leader has the value
     assert not meet(workers)[1].store.check(["left"])
 
 
