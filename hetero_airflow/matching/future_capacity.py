@@ -19,6 +19,7 @@ class FutureCapacity:
     """One worker during one decision, in its expected state.
 
     `held` is the leased or promised amount of each device then. `catch_up` takes in new placements on the worker.
+    `version` grows with each change of `held`.
     """
 
     def __init__(self, index: WorkerIndex, number: int) -> None:
@@ -26,6 +27,7 @@ class FutureCapacity:
         self._number = number
         self._seen = index.states[number]
         self.held = list(self._seen.held)
+        self.version = 0
 
     def catch_up(self) -> None:
         """Take in what was placed on the worker since the last call."""
@@ -40,6 +42,17 @@ class FutureCapacity:
                 )
                 self.held[position] = _changed_by(self.held[position], share_milli, memory_bytes)
         self._seen = state
+        self.version += 1
+
+    def free(self, amounts: ClaimedAmounts) -> None:
+        """Take in that the amounts will be given back."""
+        self.held = freed(self.held, amounts)
+        self.version += 1
+
+    def take(self, amounts: ClaimedAmounts) -> None:
+        """Take in that the amounts will be held too."""
+        self.held = added(self.held, amounts)
+        self.version += 1
 
     def claimed_amounts(self, claims: Iterable[Claim]) -> ClaimedAmounts:
         """Claims by position, without devices that the worker no longer has."""
@@ -97,6 +110,7 @@ class FutureCapacity:
 
     def _block(self) -> None:
         """Show the worker in the index as full as it is now or will be then, whichever is more."""
+        self.version += 1
         held = tuple(
             _changed_by(now, max(0, then.share_milli - now.share_milli), max(0, then.memory_bytes - now.memory_bytes))
             for now, then in zip(self._seen.held, self.held, strict=True)

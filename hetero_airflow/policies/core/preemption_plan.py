@@ -17,9 +17,11 @@ them nor take back the same work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from math import ceil
+from operator import itemgetter
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
@@ -43,6 +45,11 @@ from hetero_airflow.policies.core.request_progress import waiting_progress
 
 _MAX_NAMED = 3
 
+_NeedKey = tuple[Hashable, int, ReservedCapacity | None, Rank, bool]
+
+_PricedOption = tuple[tuple[datetime | None, tuple[Rank, float, int, int]], VictimOption]
+"""What is compared, and the option."""
+
 
 class LeastLossPreemption:
     """The preemptions of one decision.
@@ -65,6 +72,10 @@ class LeastLossPreemption:
         """Victim → the request for which it is taken back."""
         self._hopeless: set[str] = set()
         """Fingerprints of requests for which no lease can be taken back."""
+        self._known_fits: dict[tuple[Hashable, ReservedCapacity | None], dict[int, tuple[int, Fit | None]]] = {}
+        """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
+        self._known_options: dict[_NeedKey, dict[int, tuple[int, _PricedOption | None]]] = {}
+        """Need → worker → (version of its capacity, the best option there)."""
         # ranks other than classes differ between equal requests, so these may not take back the same
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
         self.until: datetime | None = None
@@ -74,7 +85,7 @@ class LeastLossPreemption:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
                 number = numbers[lease.worker_id]
                 capacity = self._capacity(number)
-                capacity.held = freed(capacity.held, capacity.claimed_amounts(lease.claims))
+                capacity.free(capacity.claimed_amounts(lease.claims))
                 self._ending.setdefault(number, []).append(lease.request_id)
 
     def preemptions(self) -> list[Preempt]:
@@ -106,9 +117,12 @@ class LeastLossPreemption:
     def _await_ending(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         best: tuple[float, int, Fit] | None = None
         for alternative in pending.request.alternatives:
+            known = self._known_fits.setdefault((alternative.key, reserved), {})
             for number in sorted(self._ending):
                 capacity = self._capacity(number)
-                fit = _fit(capacity, alternative, capacity.held, reserved)
+                if number not in known or known[number][0] != capacity.version:
+                    known[number] = capacity.version, _fit(capacity, alternative, capacity.held, reserved)
+                fit = known[number][1]
                 if fit is not None and (best is None or fit.score > best[0]):
                     best = (fit.score, number, fit)
             if best is not None and pending.request.is_ordered:
@@ -144,26 +158,41 @@ class LeastLossPreemption:
                 by_worker.setdefault(number, []).append(unit)
         return by_worker
 
+    @cached_property
+    def _most_devices(self) -> float:
+        """The devices of the units on a worker, also those elsewhere; the most of any worker."""
+        return max(sum(unit.devices for unit in units) for units in self._units_on.values())
+
     def _cheapest(
         self, pending: PendingRequest, rank: Rank, reserved: ReservedCapacity | None, *, with_protected: bool
     ) -> VictimOption | None:
         """The best option; with `with_protected` also with work that has not had its minimum run time."""
-        options: list[VictimOption] = []
-        requests = 1 + self._equals.count_behind(pending)
+        options: list[_PricedOption] = []
         for alternative in pending.request.alternatives:
-            need = PlacementNeed(alternative, requests, reserved)
-            for number, units in self._units_on.items():
-                preemptible = [
-                    unit for unit in units if unit.rank > rank and (with_protected or unit.protected_until <= self._now)
-                ]
-                option = self._option(need, number, preemptible)
-                if option is not None:
-                    options.append(option)
+            need = PlacementNeed(alternative, 1 + self._equals.count_behind(pending), reserved)
+            options += self._options(need, rank, with_protected=with_protected)
             if options and pending.request.is_ordered:
                 break
-        if with_protected:
-            return min(options, key=lambda option: (option.possible_at, option.price), default=None)
-        return min(options, key=lambda option: option.price, default=None)
+        return min(options, key=itemgetter(0), default=(None, None))[1]
+
+    def _options(self, need: PlacementNeed, rank: Rank, *, with_protected: bool) -> list[_PricedOption]:
+        """The best option on each worker. Equal needs share what was found on workers that did not change since."""
+        key = (need.alternative.key, self._compared_requests(need), need.reserved, rank, with_protected)
+        known = self._known_options.setdefault(key, {})
+        for number, units in self._units_on.items():
+            version = self._capacity(number).version
+            if number in known and known[number][0] == version:
+                continue
+            lower = (unit for unit in units if unit.rank > rank)
+            preemptible = [unit for unit in lower if with_protected or unit.protected_until <= self._now]
+            option = self._option(need, number, preemptible)
+            possible_at = option.possible_at if option and with_protected else None
+            known[number] = version, ((possible_at, option.price), option) if option else None
+        return [priced for _, priced in known.values() if priced is not None]
+
+    def _compared_requests(self, need: PlacementNeed) -> int:
+        """The equal requests that count in a price: victims on one worker serve no more than these."""
+        return min(need.requests, 1 + ceil(self._most_devices / need.devices))
 
     def _option(self, need: PlacementNeed, number: int, preemptible: Sequence[VictimUnit]) -> VictimOption | None:
         """Which of the preemptible work the need requires to be gone from a worker."""
@@ -220,13 +249,11 @@ class LeastLossPreemption:
     def _carry_out(self, pending: PendingRequest, option: VictimOption) -> Reason:
         for spared in option.spared:
             del self._beneficiaries[spared]
-            capacity = self._capacity(option.number)
-            capacity.held = added(capacity.held, self._amounts(option.number, spared))
+            self._capacity(option.number).take(self._amounts(option.number, spared))
         for victim in option.victims:
             self._beneficiaries[victim] = pending
             for number in victim.workers:
-                capacity = self._capacity(number)
-                capacity.held = freed(capacity.held, self._amounts(number, victim))
+                self._capacity(number).free(self._amounts(number, victim))
                 self._ending.setdefault(number, []).append(victim.leases[0].request_id)
         self._capacity(option.number).promise(option.fit)
         return self._freed_reason(pending, option.number)
