@@ -1,6 +1,6 @@
 // The address of the page holds the view, the filters and the selection, so a link can be shared.
 import { Button, Flex, Input, NativeSelect } from "@chakra-ui/react";
-import { useEffect, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { useSearchParams } from "react-router-dom";
 
 import { type Schemas, STATES } from "./parts";
@@ -17,17 +17,13 @@ const CHOICES_MS = 15_000;
 export const useAddress = () => {
   const [parameters, setParameters] = useSearchParams();
   const change = (values: Record<string, string | undefined>): void => {
-    setParameters(
-      (before) => {
-        const after = new URLSearchParams(before);
-        for (const [name, value] of Object.entries(values)) {
-          if (value) after.set(name, value);
-          else after.delete(name);
-        }
-        return after;
-      },
-      { replace: true },
-    );
+    // The parameters of the last render may be older than the address: the router renders later than it navigates.
+    const after = new URLSearchParams(globalThis.location.search);
+    for (const [name, value] of Object.entries(values)) {
+      if (value) after.set(name, value);
+      else after.delete(name);
+    }
+    setParameters(after, { replace: true });
   };
   const filter: Filter = {};
   for (const field of FIELDS) {
@@ -67,18 +63,25 @@ export const Filters = () => {
   const choices = usePoll<Schemas["FleetSummary"]>("summary", CHOICES_MS).value?.choices ?? {};
   const [typed, setTyped] = useState(filter.search ?? "");
   const set = (field: Field, value: string): void => change({ [field]: value, offset: undefined });
-  useEffect(() => {
-    if (typed === (filter.search ?? "")) return undefined;
-    const timer = setTimeout(() => set("search", typed), TYPING_MS);
-    return () => clearTimeout(timer);
-  }, [typed]);
+  const timer = useRef<ReturnType<typeof setTimeout>>(undefined);
+  const search = (text: string): void => {
+    setTyped(text);
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => set("search", text), TYPING_MS);
+  };
+  const clear = (): void => {
+    setTyped("");
+    clearTimeout(timer.current);
+    change(Object.fromEntries(["offset", ...FIELDS].map((field) => [field, undefined])));
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
   const states = Object.entries(STATES).map(([name, look]): [string, string] => [name, look.label]);
   return (
     <Flex align="center" gap={2} my={3} wrap="wrap">
       <Input
         aria-label="Search by worker, host, device or model"
         maxLength={256}
-        onChange={(event) => setTyped(event.target.value)}
+        onChange={(event) => search(event.target.value)}
         placeholder="worker, device or model"
         size="sm"
         type="search"
@@ -98,16 +101,7 @@ export const Filters = () => {
       )}
       <Choice choices={states} field="state" onChange={(value) => set("state", value)} value={filter.state ?? ""} />
       {Object.keys(filter).length > 0 && (
-        <Button
-          onClick={() => {
-            setTyped("");
-            change(Object.fromEntries(["offset", ...FIELDS].map((field) => [field, undefined])));
-          }}
-          size="sm"
-          variant="ghost"
-        >
-          Clear filters
-        </Button>
+        <Button onClick={clear} size="sm" variant="ghost">Clear filters</Button>
       )}
     </Flex>
   );
