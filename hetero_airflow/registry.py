@@ -31,10 +31,10 @@ def load(group: str, table: Mapping[str, str], name: str, substitutes: Mapping[s
     """
     target = table.get(name) or next((p.value for p in entry_points(group=group) if p.name == name), None)
     if target is None:
-        known = names(group, table)
-        near = [substitutes[name]] if name in substitutes else difflib.get_close_matches(name, known, n=1)
+        registered = names(group, table)
+        near = [substitutes[name]] if name in substitutes else difflib.get_close_matches(name, registered, n=1)
         raise RegistryError(
-            f"{group} {name!r}", found="no such name", remedy=f"Use {' or '.join(near) or ', '.join(known)}"
+            f"{group} {name!r}", found="no such name", remedy=f"Use {' or '.join(near) or ', '.join(registered)}"
         )
     module, _, attribute = target.partition(":")
     try:

@@ -122,10 +122,10 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(42.9), format_duration(4680), format_duration(90061), format_duration(-1)
     ('42 s', '1 h 18 min', '1 d 1 h', '0 s')
     """
-    rest = max(0, int(seconds))
+    remaining_s = max(0, int(seconds))
     parts: list[tuple[int, str]] = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        number, rest = divmod(rest, length)
+        number, remaining_s = divmod(remaining_s, length)
         if number or parts:
             parts.append((number, unit))
     return " ".join(f"{number} {unit}" for number, unit in parts[:2] if number) or "0 s"

@@ -48,13 +48,13 @@ _PROBLEMS = {
 """Pydantic's type of an error → what was found. Pydantic's own texts are for programmers: they name its types."""
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, valid_words: Iterable[str], cutoff: float = 0.6) -> str:
     """The question for the nearest known name, with a space after it; empty if no name is near.
 
     >>> did_you_mean("hihg", ["urgent", "high"])
     'Did you mean "high"? '
     """
-    near = difflib.get_close_matches(word[:64].lower(), [*known], n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(word[:64].lower(), [*valid_words], n=1, cutoff=cutoff)
     return f'Did you mean "{near[0]}"? ' if near else ""
 
 

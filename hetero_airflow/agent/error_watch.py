@@ -47,7 +47,7 @@ class ErrorWatch:
         for xid_error in self._xids.poll() if self._has_xids else ():
             with suppress(ValidationError):  # the driver reports an impossible number
                 self._keep(DeviceError(device_id=xid_error.uuid, at=xid_error.at, xid=xid_error.xid))
-        errors = [error for kept in self._kept.values() for error in kept]
+        errors = [error for recent in self._kept.values() for error in recent]
         return tuple(sorted(errors, key=lambda error: error.at)[:MAX_ERRORS])
 
     def confirm(self, errors: Iterable[DeviceError]) -> None:

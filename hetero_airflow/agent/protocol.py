@@ -264,8 +264,8 @@ def read_body(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        where, found = first_problem(error)
-        raise ValueError(f"{where or 'the body'}: {found}") from error
+        where, problem = first_problem(error)
+        raise ValueError(f"{where or 'the body'}: {problem}") from error
 
 
 def _check_lengths(value: Any) -> None:

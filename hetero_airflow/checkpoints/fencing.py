@@ -121,9 +121,9 @@ def _grant_key(place: CheckpointPlace) -> str:
 
 
 def _fenced_out(place: CheckpointPlace, token: int, epoch: int | None, newest: str) -> FencedOut:
-    own = f"token {token}" + ("" if epoch is None else f" in epoch {epoch}")
+    own_token = f"token {token}" + ("" if epoch is None else f" in epoch {epoch}")
     return FencedOut(
-        f"to publish a checkpoint of {place.path} with {own}",
+        f"to publish a checkpoint of {place.path} with {own_token}",
         found=f"a newer run, with {newest}",
         remedy="End this process: it lost its lease or its task was cleared, and the newer run continues",
     )

@@ -71,11 +71,11 @@ Use a relative name of printable characters without '..'.
     return _check("checkpoint file", name, MAX_FILE_BYTES)
 
 
-def _check(what: str, name: str, limit: int) -> str:
+def _check(kind: str, name: str, limit: int) -> str:
     problem = _problem(name, limit) or next(filter(None, map(_part_problem, name.split("/"))), None)
     if problem:
         remedy = "Use a relative name of printable characters without '..'"
-        raise InvalidCheckpoint(f"{what} {shorten(name)}", found=problem, remedy=remedy)
+        raise InvalidCheckpoint(f"{kind} {shorten(name)}", found=problem, remedy=remedy)
     return name
 
 

@@ -31,12 +31,12 @@ def check_url(url: str, name: str = NAME) -> SplitResult:
     :raises SettingsError: there is none, or the URL can't be read
     """
     parts = split_url(url, name)
-    known = names(GROUP, CHECKPOINT_STORES)
-    if parts.scheme not in known:
+    store_names = names(GROUP, CHECKPOINT_STORES)
+    if parts.scheme not in store_names:
         raise SettingsError(
             f"{name}={shorten(url)}",
             found=f"no store for the scheme {shorten(parts.scheme)}",
-            remedy=did_you_mean(parts.scheme, known) + REMEDY.replace(NAME, name),
+            remedy=did_you_mean(parts.scheme, store_names) + REMEDY.replace(NAME, name),
         )
     return parts
 

@@ -58,8 +58,8 @@ class DeviceRetryPolicy(RetryPolicy):
             return RetryDecision.fail(decision.message[:MAX_REASON])
         reason = decision.message
         if isinstance(decision, Requeue):  # not rescheduled, so it costs a retry here
-            what = f"It {failure.failure_class.description} ({failure.evidence})"
-            reason = f"{what}: {retries_text(has_retries)}."
+            cause = f"It {failure.failure_class.description} ({failure.evidence})"
+            reason = f"{cause}: {retries_text(has_retries)}."
         delay = timedelta(seconds=decision.delay_s) if decision.delay_s else None
         return RetryDecision.retry(delay, reason[:MAX_REASON])
 

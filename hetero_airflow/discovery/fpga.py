@@ -79,17 +79,17 @@ def parse(cards: Sequence[Mapping[str, Any]], managers: Sequence[Mapping[str, An
     """Devices from the kernel's answers. A manager of a card on the PCI bus is not another device."""
     devices: list[Device] = []
     for card in cards:
-        known, pci = _card(card), to_pci(card.get("pci"))
-        if known and pci:
+        card_entry, pci = _card(card), to_pci(card.get("pci"))
+        if card_entry and pci:
             driver = to_text(card.get("driver"))
             devices.append(
                 Device(
                     id=pci,
-                    vendor=known[0],
+                    vendor=card_entry[0],
                     kind="fpga",
-                    model=known[1],
+                    model=card_entry[1],
                     index=len(devices),
-                    memory_bytes=known[2] << 30,
+                    memory_bytes=card_entry[2] << 30,
                     leasable=driver is not None,
                     problem=None if driver else "No driver is bound to it; load xocl or dfl-pci.",
                     driver=to_version(card.get("driver_version")),

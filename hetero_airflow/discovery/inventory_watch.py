@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
 """Prints an `Inventory` as JSON. Arguments: the worker's id, its labels, and the time limit of a probe."""
 
 
-def with_missing_devices(worker: Worker, known: Worker) -> Worker:
+def with_missing_devices(worker: Worker, previous: Worker) -> Worker:
     """The worker; if a probe failed, with the devices that it had before, since they may still exist.
 
     Such a device gets no task until a discovery finds it again.
@@ -30,7 +30,7 @@ def with_missing_devices(worker: Worker, known: Worker) -> Worker:
         return worker
     present = {device.id for device in worker.devices}
     update = {"leasable": False, "problem": f"not found now: {worker.problems[0]}"[:500]}
-    missing = tuple(device.model_copy(update=update) for device in known.devices if device.id not in present)
+    missing = tuple(device.model_copy(update=update) for device in previous.devices if device.id not in present)
     return worker.model_copy(update={"devices": worker.devices + missing})
 
 

@@ -95,8 +95,8 @@ def _read_replies(probes: Iterable[_ProbeProcess], deadline: float) -> None:
                 assert pipe is not None
                 selector.register(pipe, selectors.EVENT_READ, probe)
         waiting = list(probes)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining_s):
                 _read_pipe(selector, key)
             waiting = [probe for probe in waiting if not probe.is_done]
 

@@ -18,8 +18,8 @@ def lease_users(ids: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-    known = {id_: users for id_, users in pids.items() if users is not None}
-    return known if len(known) == len(pids) else None
+    answered = {id_: users for id_, users in pids.items() if users is not None}
+    return answered if len(answered) == len(pids) else None
 
 
 def asker(pynvml: Any) -> Callable[..., Any]:

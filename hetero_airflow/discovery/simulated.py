@@ -99,5 +99,5 @@ def _memory_bytes(name: str) -> int:
     if size:
         return int(size[1]) << 30
     tokens = model_tokens(name)
-    known = [model for model in MODELS if matches_model(model, tokens)]
-    return MODELS[max(known, key=len)][2] if known else DEFAULT_MEMORY_BYTES
+    models = [model for model in MODELS if matches_model(model, tokens)]
+    return MODELS[max(models, key=len)][2] if models else DEFAULT_MEMORY_BYTES

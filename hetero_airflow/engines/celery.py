@@ -213,8 +213,8 @@ class RoutingCeleryExecutor(CeleryExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Follow the tasks of another scheduler. The next `sync` reads their states; this call reads none."""
-        known = [ti for ti in tis if ti.external_executor_id is not None]
-        for ti in known:
+        sent = [ti for ti in tis if ti.external_executor_id is not None]
+        for ti in sent:
             self.workloads[ti.key] = AsyncResult(ti.external_executor_id, app=self.celery_app)
             self.running.add(ti.key)
         return [ti for ti in tis if ti.external_executor_id is None]

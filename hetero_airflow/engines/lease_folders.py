@@ -147,11 +147,11 @@ def _refusal_of(path: Path, user: int) -> str:
 
 
 @cache
-def _warn_of_taken_name(path: Path, found: str, folder: Path) -> None:
+def _warn_of_taken_name(path: Path, conflict: str, folder: Path) -> None:
     log.warning(
         "The folder %s for this user's lease files can't be used; found %s. %s is used instead. Remove the first one.",
         path,
-        found,
+        conflict,
         folder,
     )
 

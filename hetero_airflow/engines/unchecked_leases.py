@@ -43,9 +43,9 @@ class UncheckedLeases:
 
         :param used: leases that still have processes
         """
-        now, known = self._clock(), self._known
+        now, first_seen = self._clock(), self._known
         self._known = {
-            file.lease: (known[file.lease][0] if file.lease in known else now, path, file)
+            file.lease: (first_seen[file.lease][0] if file.lease in first_seen else now, path, file)
             for path, file in files.items()
             if file.needs_check and file.lease not in used
         }

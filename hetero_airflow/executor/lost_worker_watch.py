@@ -54,10 +54,10 @@ class LostWorkerWatch:
     def _watched_hosts(self, workers: Iterable[Worker], seen_at: Mapping[str, datetime], now: datetime) -> set[str]:
         """The hosts of schedulers whose newest heartbeat was seen long ago, and by the looks since then."""
         is_interrupted = self._looked_at is None or now - self._looked_at > 1.5 * self._period
-        known = {} if is_interrupted else self._first_seen
+        first_seen = {} if is_interrupted else self._first_seen
         self._looked_at = now
         self._first_seen = {
-            worker.id: (at, min(known[worker.id][1], now) if known.get(worker.id, ())[:1] == (at,) else now)
+            worker.id: (at, min(first_seen[worker.id][1], now) if first_seen.get(worker.id, ())[:1] == (at,) else now)
             for worker in workers
             if worker.is_scheduler_host and (at := seen_at.get(worker.id)) is not None
         }

@@ -213,8 +213,10 @@ def _health_changed(worker_id: str, device_id: str, after: Callable[[DeviceHealt
 
 def _with_error(errors: tuple[CountedError, ...], error: ObservedError) -> tuple[CountedError, ...]:
     new = CountedError(error.error_class, error.at, error.source)
-    kept = (e for e in errors if not (new.source and (e.error_class, e.source) == (new.error_class, new.source)))
-    return (*(e for e in kept if e.at >= error.at - _LONGEST_WINDOW), new)
+    other_errors = (
+        e for e in errors if not (new.source and (e.error_class, e.source) == (new.error_class, new.source))
+    )
+    return (*(e for e in other_errors if e.at >= error.at - _LONGEST_WINDOW), new)
 
 
 def _taken_out(health: DeviceHealth, cause: str, at: datetime) -> DeviceHealth:

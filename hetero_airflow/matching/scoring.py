@@ -87,9 +87,9 @@ class TightFitScorer:
         terms = {"real": sum(not shape.devices[p].simulated for p in chosen) / len(chosen)}
         if alternative.kind == "cpu":
             cpu = chosen[0]
-            taken = held[cpu].share_milli + device_need(alternative, shape.devices[cpu]).share_milli
+            cpu_milli = held[cpu].share_milli + device_need(alternative, shape.devices[cpu]).share_milli
             terms["no_accelerator"] = 1.0 if shape.accelerators == 0 else 0.0
-            terms["packed"] = taken / shape.capacity[cpu][0]
+            terms["packed"] = cpu_milli / shape.capacity[cpu][0]
         else:
             gib = max(_memory(shape, p) for p in chosen) / 2**30
             terms["memory"] = 1 - math.log2(1 + gib) / 20

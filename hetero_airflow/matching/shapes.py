@@ -65,9 +65,9 @@ class Shapes:
         >>> shapes.entry(a_worker("a")).shape is shapes.entry(a_worker("b")).shape
         True
         """
-        known = self._entries.get(worker.id)
-        if known is not None and known.worker is worker:
-            return known
+        stored = self._entries.get(worker.id)
+        if stored is not None and stored.worker is worker:
+            return stored
         if len(self._shapes) > MAX_SHAPES or len(self._entries) > 2 * MAX_SHAPES:
             self._shapes.clear()
             self._entries.clear()

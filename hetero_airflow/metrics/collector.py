@@ -141,15 +141,15 @@ class _Families(Collector):
 
 def _model_samples(snapshot: Snapshot) -> Iterator[Sample]:
     """The sums of devices by model."""
-    known: Counter[tuple[str, str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     leasable: Counter[tuple[str, str, str]] = Counter()
     leased_milli: Counter[tuple[str, str, str]] = Counter()
     for worker, device in _accelerators(snapshot):
         model = _model(device)
-        known[model] += 1
+        counts[model] += 1
         leasable[model] += _can_be_leased(worker, device)
         leased_milli[model] += snapshot.used(worker.id, device.id).share_milli
-    for model, count in known.items():
+    for model, count in counts.items():
         yield Sample("hetero_capacity_devices", count, model)
         yield Sample("hetero_leasable_devices", leasable[model], model)
         yield Sample("hetero_leased_devices", leased_milli[model] / MILLI_PER_DEVICE, model)

@@ -214,9 +214,9 @@ class DeviceRequest(BaseModel):
         fields = {**conditions, **read_quota(quota)}
         check_sizes(fields)
         shared = {field: value for field, value in fields.items() if value is not None}
-        rest = {"priority": priority, "wait_timeout": wait_timeout}
+        other_fields = {"priority": priority, "wait_timeout": wait_timeout}
         if isinstance(device, DeviceRequest):
-            extra = shared | {name: value for name, value in rest.items() if value is not None}
+            extra = shared | {name: value for name, value in other_fields.items() if value is not None}
             for name, value in sorted(extra.items()):
                 remedy = f"Put {name} into the DeviceRequest itself"
                 raise RequestError(name, value, found="a DeviceRequest as device", remedy=remedy)

@@ -147,10 +147,10 @@ def read_quota(quota: object) -> dict[str, object]:
     return dict(quota)
 
 
-def unknown_field(argument: str, field: object, value: object, known: Iterable[str]) -> RequestError:
+def unknown_field(argument: str, field: object, value: object, valid_names: Iterable[str]) -> RequestError:
     """The error for a field that an argument does not have, with the nearest one."""
     name = field if isinstance(field, str) else ""
-    remedy = f"{_FIELD_HINTS.get(name) or did_you_mean(name, known)}Use {', '.join(known)}"
+    remedy = f"{_FIELD_HINTS.get(name) or did_you_mean(name, valid_names)}Use {', '.join(valid_names)}"
     return RequestError(f"{argument}[{shorten(field, 40)}]", value, found="an unknown field", remedy=remedy)
 
 

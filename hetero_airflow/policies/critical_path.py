@@ -23,11 +23,11 @@ class CriticalPath(EarliestFinish):
         self._ranks = UpwardRanks()
 
     def _by_path(self, pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
-        ranks, known = self._ranks, snapshot.estimates
+        ranks, estimates = self._ranks, snapshot.estimates
         return sorted(
             pending,
             key=lambda p: (
-                p.request.priority.rank, ranks.path_s(p.task, known), p.dag_id, len(p.run_id), p.run_id,
-                -ranks.rank_s(p.task, known), p.submitted_at, p.id,
+                p.request.priority.rank, ranks.path_s(p.task, estimates), p.dag_id, len(p.run_id), p.run_id,
+                -ranks.rank_s(p.task, estimates), p.submitted_at, p.id,
             ),
         )  # fmt: skip

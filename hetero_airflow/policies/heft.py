@@ -21,5 +21,7 @@ class Heft(EarliestFinish):
         self._ranks = UpwardRanks()
 
     def _by_rank(self, pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
-        rank_s, known = self._ranks.rank_s, snapshot.estimates
-        return sorted(pending, key=lambda p: (p.request.priority.rank, -rank_s(p.task, known), p.submitted_at, p.id))
+        rank_s, estimates = self._ranks.rank_s, snapshot.estimates
+        return sorted(
+            pending, key=lambda p: (p.request.priority.rank, -rank_s(p.task, estimates), p.submitted_at, p.id)
+        )

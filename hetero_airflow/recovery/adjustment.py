@@ -101,10 +101,10 @@ def _with_more_memory(
     is_device = failures[0].failure_class is FailureClass.DEVICE_MEMORY
     failed = [failure.memory_bytes if is_device else failure.host_memory_bytes for failure in failures]
     growths = [grow(alternative, failed, rule, shapes) for alternative in alternatives]
-    kept = [growth for growth in growths if growth.is_larger] or growths
-    after = tuple(growth.alternative for growth in kept)
+    preferred = [growth for growth in growths if growth.is_larger] or growths
+    after = tuple(growth.alternative for growth in preferred)
     why = f"after it {failures[-1].failure_class.description}{_place(failures[-1])}"
-    if not kept[0].is_larger:
+    if not preferred[0].is_larger:
         messages.append(f"Asks for {_text(after)} again {why}: no known worker can give it more.")
     elif after != alternatives:
         messages.append(f"Asks for {_text(after)} instead of {_text(alternatives)}, {why}.")

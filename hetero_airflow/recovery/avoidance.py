@@ -57,16 +57,16 @@ def avoid_failed_workers(
         value = f"!{','.join(suspects[:number])}"
         if len(value) > MAX_VALUE:
             continue
-        rest = [w for w in workers if w.id not in suspects[:number] and w.state is WorkerState.ONLINE]
-        rest_shapes = unique_shapes(rest, shapes)
-        kept = tuple(
+        trusted = [w for w in workers if w.id not in suspects[:number] and w.state is WorkerState.ONLINE]
+        rest_shapes = unique_shapes(trusted, shapes)
+        usable = tuple(
             with_fields(alternative, labels={**alternative.labels, AVOIDED_LABEL: value})
             for alternative in alternatives
             if len(alternative.labels) < MAX_REQUIREMENTS
             and any(feasibility_of(alternative, shape).is_servable for shape in rest_shapes)
         )
-        if kept:
-            return Avoidance(kept, suspects[:number], suspects[number:])
+        if usable:
+            return Avoidance(usable, suspects[:number], suspects[number:])
     return Avoidance(alternatives, (), suspects)
 
 
@@ -95,13 +95,13 @@ def _with_mark(worker: Worker) -> Worker:
 
 def _suspects(failures: Sequence[Failure], rules: Rules, workers: Sequence[Worker]) -> tuple[str, ...]:
     """Ids of the known workers that may have caused a failure, the last failure's first."""
-    known = {worker.id: worker for worker in workers}
+    worker_by_id = {worker.id: worker for worker in workers}
     suspects = {
         failure.worker: None
         for failure in reversed(failures)
-        if failure.worker in known
+        if failure.worker in worker_by_id
         and "," not in failure.worker
-        and _is_suspect(failure, rules[failure.failure_class].avoid, known[failure.worker])
+        and _is_suspect(failure, rules[failure.failure_class].avoid, worker_by_id[failure.worker])
     }
     return tuple(suspects)
 

@@ -119,7 +119,7 @@ def chain_of(error: BaseException) -> tuple[RaisedException, ...]:
     queue: list[BaseException | None] = [error]
     while queue and len(chain) < MAX_CHAIN:
         current = queue.pop(0)
-        if current is None or any(current is known for known in chain):
+        if current is None or any(current is visited for visited in chain):
             continue
         chain.append(current)
         if isinstance(current, BaseExceptionGroup):

@@ -79,8 +79,8 @@ def with_fields(alternative: Alternative, **fields: object) -> Alternative:
 def _wanted_bytes(begin: int | None, failed: Sequence[int | None], factor: float | None) -> tuple[int | None, int]:
     """How much to ask for, and the largest amount that was too little."""
     wanted, worst = begin, 0
-    for known in failed:
-        amount = known or wanted
+    for failure in failed:
+        amount = failure or wanted
         if amount is not None and factor is not None:
             worst = max(worst, amount)
             wanted = max(wanted or 0, int(amount * factor))

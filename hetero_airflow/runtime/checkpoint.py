@@ -163,13 +163,13 @@ def latest() -> Checkpoint | None:
     return session().latest()
 
 
-def open_published(found: Mapping[str, Any]) -> Checkpoint:
+def open_published(manifest: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint of another task that `CheckpointSensor` returned.
 
     :raises InvalidCheckpoint: it is not kept any more, or it is damaged
     :raises CheckpointStoreUnavailable: the store does not answer
     """
-    return read_published(session().place, found)
+    return read_published(session().place, manifest)
 
 
 def steps(

@@ -53,8 +53,8 @@ class Stopped(SystemExit):
         self.cause = cause
 
     def __str__(self) -> str:
-        kept = "no checkpoint is kept" if self.step is None else f"the checkpoint of step {self.step} is kept"
-        return f"stopped on request ({self.cause}); {kept}"
+        kept_text = "no checkpoint is kept" if self.step is None else f"the checkpoint of step {self.step} is kept"
+        return f"stopped on request ({self.cause}); {kept_text}"
 
 
 def give_notice(folder: Path, notice: Notice) -> None:

@@ -118,8 +118,8 @@ class ProgressFile:
     def _is_free(self, path: Path) -> bool:
         """Whether no loop that saves writes this file; its progress says more. It is asked once in `INTERVAL_S`."""
         self._due = time.monotonic() + INTERVAL_S
-        known = read_progress(path.parent)
-        return known is None or not known.can_save
+        previous = read_progress(path.parent)
+        return previous is None or not previous.can_save
 
 
 def read_progress(folder: Path) -> Progress | None:

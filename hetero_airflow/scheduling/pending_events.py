@@ -15,14 +15,14 @@ def with_pending_events(snapshot: Snapshot, events: Sequence[RequestEvent]) -> S
     """The snapshot as it will be once the store has recorded the events, in their order."""
     if not events:
         return snapshot
-    known, withdrawn = {pending.id for pending in snapshot.pending}, set()
+    pending_ids, withdrawn = {pending.id for pending in snapshot.pending}, set()
     submitted: dict[str, PendingRequest] = {}
     for event in events:
         id_ = event.request_id
         if isinstance(event, RequestWithdrawn):
             withdrawn.add(id_)
             submitted.pop(id_, None)
-        elif id_ not in snapshot.holders and (id_ not in known or id_ in withdrawn):
+        elif id_ not in snapshot.holders and (id_ not in pending_ids or id_ in withdrawn):
             submitted.setdefault(id_, event.pending)
     queue = [pending for pending in snapshot.pending if pending.id not in withdrawn]
     added = sorted(submitted.values(), key=PendingRequest.order)

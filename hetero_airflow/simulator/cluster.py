@@ -24,7 +24,7 @@ def parse_cluster(text: str) -> tuple[Worker, ...]:
     :raises ClusterError: the text can't be read, or describes too many workers or devices
     """
     workers: list[Worker] = []
-    seen: set[str] = set()
+    models: set[str] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _PART.fullmatch(part)
         if match is None:
@@ -34,9 +34,9 @@ def parse_cluster(text: str) -> tuple[Worker, ...]:
         if not (0 < count < MAX_DEVICES and 0 < hosts <= MAX_WORKERS - len(workers)):
             remedy = f"Give 1 to {MAX_DEVICES - 1} devices a worker, and at most {MAX_WORKERS} workers"
             raise _cluster_error(text, f"{hosts} workers of {count} in {shorten(part)}", remedy)
-        if model in seen:
+        if model in models:
             raise _cluster_error(text, f"{model} twice", "Name each model once")
-        seen.add(model)
+        models.add(model)
         workers += [simulated_worker(f"{model}-{number}", {f"{vendor}/{model}": count}) for number in range(hosts)]
     if not workers:
         raise _cluster_error(text, "no device")

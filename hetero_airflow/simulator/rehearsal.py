@@ -110,8 +110,8 @@ def _simulate(
     options: Options,
 ) -> dict[str, JobRecord]:
     """Task instance → how its job went."""
-    taken = {initial_job.job.id for initial_job in initial}
-    ids = {task.id: f"planned {task.id}" if task.id in taken else task.id for task, _ in planned}
+    initial_ids = {initial_job.job.id for initial_job in initial}
+    ids = {task.id: f"planned {task.id}" if task.id in initial_ids else task.id for task, _ in planned}
     jobs = tuple(
         replace(job, id=ids[task.id], after=tuple(ids[before] for before in task.after if before in ids))
         for task, job in planned

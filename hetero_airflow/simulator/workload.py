@@ -65,16 +65,16 @@ class Workload:
     workers: tuple[Worker, ...] = ()
 
     def __post_init__(self) -> None:
-        seen: set[str] = set()
+        job_ids: set[str] = set()
         for job in self.jobs:
-            if job.id in seen:
+            if job.id in job_ids:
                 raise TraceError(
                     f"job {job.id} of {self.name}", found="the id twice", remedy="Give each job its own id"
                 )
-            seen.add(job.id)
+            job_ids.add(job.id)
         for job in self.jobs:
             for before in job.after:
-                if before not in seen:
+                if before not in job_ids:
                     raise TraceError(
                         f"job {job.id} of {self.name}, which starts after {before}",
                         found=f"no job {before}",
@@ -85,8 +85,8 @@ class Workload:
         """The jobs from number `first` to before `last`, without the dependencies on other jobs."""
         jobs = self.jobs[first:last]
         ids = {job.id for job in jobs}
-        kept = tuple(replace(job, after=tuple(before for before in job.after if before in ids)) for job in jobs)
-        return replace(self, jobs=kept)
+        trimmed = tuple(replace(job, after=tuple(before for before in job.after if before in ids)) for job in jobs)
+        return replace(self, jobs=trimmed)
 
 
 def task_edges(jobs: Iterable[Job], names: Mapping[str, TaskName]) -> dict[TaskName, tuple[TaskName, ...]]:

@@ -80,7 +80,7 @@ class DeviceRecord:
 
 
 def merge_inventory(
-    known: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime, now: datetime
+    stored: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime, now: datetime
 ) -> dict[str, DeviceRecord]:
     """The worker's devices after an inventory, in its order, then the missing devices that are leased.
 
@@ -88,10 +88,10 @@ def merge_inventory(
     """
     ids = physical_ids(worker)
     merged = {
-        device.id: _reported(known.get(device.id) or DeviceRecord(device), device, ids.get(device.id), now)
+        device.id: _reported(stored.get(device.id) or DeviceRecord(device), device, ids.get(device.id), now)
         for device in worker.devices
     }
-    for device_id, record in known.items():
+    for device_id, record in stored.items():
         if device_id not in merged and not record.is_idle:
             problem = f"not seen since {last_seen_at:%Y-%m-%d %H:%M:%S} UTC; leased until its task has ended"
             missing = record.device.model_copy(update={"leasable": False, "problem": problem})

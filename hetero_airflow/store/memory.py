@@ -127,19 +127,19 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
-        gone: set[str] = set()
+        forgotten_ids: set[str] = set()
         is_visible = False
         for lease_id, token in holds:
             lease = self._builder.lease(lease_id)
             if lease is None or lease.token != token:
-                gone.add(lease_id)
+                forgotten_ids.add(lease_id)
                 continue
             state = LeaseState.PREEMPTED if lease.state == LeaseState.PREEMPTED else LeaseState.ACTIVE
             if lease.state != state or lease.expires_at != expires_at:
                 self._put_lease(lease.model_copy(update={"state": state, "expires_at": expires_at}))
                 is_visible = True
         self._sequence += is_visible
-        return frozenset(gone)
+        return frozenset(forgotten_ids)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; returns the result of each move, in order; see the port."""

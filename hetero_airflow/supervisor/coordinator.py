@@ -269,10 +269,10 @@ class DeviceSupervisor(ActivitySubprocess):
 
     def _evidence(self) -> Evidence:
         kills = oom_kills(os.getpid())
-        known = kills is not None and self._oom_kills is not None
+        is_counted = kills is not None and self._oom_kills is not None
         return Evidence(
             exit_code=self._exit_code,
-            oom_kills=kills - self._oom_kills if known else None,  # type: ignore[operator]
+            oom_kills=kills - self._oom_kills if is_counted else None,  # type: ignore[operator]
             notice=self._monitor.notice,
             hung_s=self._monitor.hung_s,
         )

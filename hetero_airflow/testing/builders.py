@@ -219,8 +219,8 @@ class RejectingStore:
         """Grant the other placements."""
         refused = tuple(place.request_id for place in plan.places if self.left.get(place.request_id, 0) > 0)
         self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
-        kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
-        commit = self._store.commit(kept, now, expires_at, events)
+        accepted = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
+        commit = self._store.commit(accepted, now, expires_at, events)
         return CommitResult(commit.leases, (*commit.raced, *refused))
 
     def __getattr__(self, name: str) -> Any:

@@ -128,9 +128,9 @@ def estimates() -> SearchStrategy[Estimates]:
 
     @st.composite
     def build(draw: DrawFn) -> Estimates:
-        known = draw(st.lists(st.sampled_from([(dag, task) for dag in "abc" for task in "xy"]), unique=True))
-        speeds = {task: {"nvidia/a100-sxm4-40gb": draw(st.sampled_from([0.5, 1.0, 3.0]))} for task in known}
-        works = {task: Interval(*sorted(draw(st.tuples(*[st.floats(1, 1e5)] * 3)))) for task in known}
+        measured_tasks = draw(st.lists(st.sampled_from([(dag, task) for dag in "abc" for task in "xy"]), unique=True))
+        speeds = {task: {"nvidia/a100-sxm4-40gb": draw(st.sampled_from([0.5, 1.0, 3.0]))} for task in measured_tasks}
+        works = {task: Interval(*sorted(draw(st.tuples(*[st.floats(1, 1e5)] * 3)))) for task in measured_tasks}
         return Estimates(speeds, works, tuple(sorted(draw(st.lists(st.floats(1, 1e5), max_size=4)))))
 
     return build()

@@ -217,5 +217,5 @@ def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> Ht
     return HttpRequestRefused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
 
 
-def _unauthenticated(found: str) -> HttpRequestRefused:
-    return _refused(RefusalCode.UNAUTHENTICATED, found, "Enrol the agent: `airflow hetero enroll WORKER`")
+def _unauthenticated(problem: str) -> HttpRequestRefused:
+    return _refused(RefusalCode.UNAUTHENTICATED, problem, "Enrol the agent: `airflow hetero enroll WORKER`")

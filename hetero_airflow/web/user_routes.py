@@ -119,9 +119,9 @@ class UserRoutes:
 
     def workers(self, offset: Offset = 0, limit: Limit = 100) -> WorkerPage:
         """The workers, ordered by id."""
-        snapshot, seen = self._store.snapshot(), self._store.last_seen()
+        snapshot, last_seen = self._store.snapshot(), self._store.last_seen()
         page = snapshot.workers[offset : offset + limit]
-        rows = [_worker_row(worker, snapshot, seen.get(worker.id)) for worker in page]
+        rows = [_worker_row(worker, snapshot, last_seen.get(worker.id)) for worker in page]
         return WorkerPage(total=len(snapshot.workers), workers=rows)
 
     def devices(self, worker: str | None = None, offset: Offset = 0, limit: Limit = 100) -> DevicePage:
@@ -169,13 +169,13 @@ class UserRoutes:
         )
 
 
-def _worker_row(worker: Worker, snapshot: Snapshot, seen: datetime | None) -> WorkerRow:
+def _worker_row(worker: Worker, snapshot: Snapshot, last_seen_at: datetime | None) -> WorkerRow:
     shared: dict[str, Any] = worker.model_dump(
         include={"id", "host", "engine", "state", "labels", "runtime", "problems"}
     )
     return WorkerRow(
         **shared,
-        last_seen=seen,
+        last_seen=last_seen_at,
         holds=[f"{hold.device_id or 'worker'}: {hold}" for hold in snapshot.holds_of(worker.id)],
         devices=len(worker.devices),
         leasable=sum(device.leasable for device in worker.devices),

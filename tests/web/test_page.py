@@ -113,7 +113,7 @@ def test_the_navigation_leads_to_the_map_and_the_address_keeps_the_choice(airflo
     expect(page.get_by_text("0 devices")).to_be_visible()
     page.get_by_role("button", name="Clear filters").click()
     expect(page.get_by_text("simulated-nvidia-a100-80gb-0")).to_be_visible()
-    page.wait_for_timeout(1 * SECONDS)  # what was typed is searched for a moment later: it must not bring the filters back
+    page.wait_for_timeout(1 * SECONDS)  # the typed text is searched a moment later: the filters must not return
     assert page.url.endswith("?view=table")
     page.get_by_role("tab", name="Table").press("ArrowRight")
     expect(page.get_by_role("tab", name="Queue")).to_have_attribute("aria-selected", "true")

@@ -217,12 +217,12 @@ def _why_it_won(account: Account, lease: Lease) -> Iterator[str]:
     winner = next((c for c in candidates if c.worker_id == worker_id and held.issuperset(c.device_ids)), None)
     if winner is None:
         return
-    others = [candidate for candidate in candidates if candidate is not winner]
+    losers = [candidate for candidate in candidates if candidate is not winner]
     where = _where(winner)
-    if not others:
+    if not losers:
         yield f"{where} won: nothing else was possible"
         return
-    best = max(others, key=lambda candidate: candidate.score)
+    best = max(losers, key=lambda candidate: candidate.score)
     if winner.score > best.score:
         yield f"{where} won: it scored {winner.score:.4g}, the next best {_where(best)} {best.score:.4g}"
         yield from _largest_gain(winner.terms, best.terms)

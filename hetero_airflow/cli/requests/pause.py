@@ -24,5 +24,5 @@ def paused_text(pending: PendingRequest) -> str:
     'is paused: it gets no devices until `airflow hetero unpause`. Its wait_timeout of 3600 s goes on'
     """
     limit_s = pending.request.wait_timeout_s
-    rest = "" if limit_s is None else f". Its wait_timeout of {limit_s:g} s goes on"
-    return f"is paused: it gets no devices until `airflow hetero unpause`{rest}"
+    limit_text = "" if limit_s is None else f". Its wait_timeout of {limit_s:g} s goes on"
+    return f"is paused: it gets no devices until `airflow hetero unpause`{limit_text}"

@@ -59,8 +59,8 @@ def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetim
     try:
         task: Any = dag.get_task(task_id)
     except TaskNotFound as error:
-        known = ", ".join(sorted(dag.task_ids)[:10])
-        raise SettingsError(asked, found="no such task", remedy=f"Name one of {known}") from error
+        task_names = ", ".join(sorted(dag.task_ids)[:10])
+        raise SettingsError(asked, found="no such task", remedy=f"Name one of {task_names}") from error
     if task.is_mapped and map_index < 0:
         raise SettingsError(asked, found="a mapped task", remedy="Name an instance: --map-index 0")
     context = run_context(dag.dag_id, "rendered", now, now, dag.params.dump(), {})

@@ -93,9 +93,9 @@ def _check_unused(engine: Engine, pool: str, present: list[str], now: datetime) 
         held = [lease for lease in store.snapshot().leases if lease.expires_at > now]
         if held:
             raise _in_use(f"tasks that hold devices ({len(held)})", "Wait until they have ended")
-        seen = sorted(name for name, at in store.last_seen().items() if at > now - _MIN_UNUSED)
-        if seen:
-            raise _in_use(f"that {seen[0]} was seen less than a minute ago", remedy)
+        recently_seen = sorted(name for name, at in store.last_seen().items() if at > now - _MIN_UNUSED)
+        if recently_seen:
+            raise _in_use(f"that {recently_seen[0]} was seen less than a minute ago", remedy)
     with create_session(scoped=False) as session:
         unfinished = State.unfinished - {None}
         using = select(func.count()).where(TaskInstance.pool == pool, TaskInstance.state.in_(unfinished))

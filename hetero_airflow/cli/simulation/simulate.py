@@ -53,7 +53,7 @@ def simulate(args: Namespace) -> None:
         args,
         configuration.policy,
         history=lambda days, classes: history_workload(database(), open_store(), days, datetime.now(UTC), classes),
-        known=lambda: open_store().snapshot().workers,
+        read_workers=lambda: open_store().snapshot().workers,
     )
     experiment = replace(experiment, options=replace(experiment.options, shares=configuration.shares))
     with progress_bars() as progress:
@@ -69,19 +69,19 @@ def simulate(args: Namespace) -> None:
 
 
 def read_experiment(
-    args: Namespace, policy: str, history: LoadHistory, known: Callable[[], tuple[Worker, ...]]
+    args: Namespace, policy: str, history: LoadHistory, read_workers: Callable[[], tuple[Worker, ...]]
 ) -> tuple[Experiment, MeasuredWindow]:
     """The experiment, and the window of jobs that its figures cover.
 
     :param policy: the configured policy, used if the arguments name none
     :param history: gives this installation's history, used if no trace is named
-    :param known: gives this installation's workers, used if neither the arguments nor the trace name a cluster
+    :param read_workers: gives this installation's workers, used if neither the arguments nor the trace name a cluster
     :raises HeteroError: an argument that can't be read, or a trace that does not exist
     """
     trace = (
         None if args.trace is None else load_trace(args.trace, Path(args.traces) if args.traces is not None else None)
     )
-    workers = parse_cluster(args.cluster) if args.cluster else (trace.workers if trace else ()) or known()
+    workers = parse_cluster(args.cluster) if args.cluster else (trace.workers if trace else ()) or read_workers()
     classes = {device_class(device) for worker in workers for device in worker.devices}
     workload = trace or history(_days(args.history), classes)
     if not workers:

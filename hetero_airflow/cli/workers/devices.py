@@ -83,9 +83,9 @@ def _identity(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
     if device.parent is not None:
         yield f"instance of {_short_name(device.parent, devices)}"
     facts = {"driver": device.driver, "capability": device.capability}
-    known = [f"{name} {value}" for name, value in facts.items() if value]
-    if known:
-        yield ", ".join(known)
+    fact_texts = [f"{name} {value}" for name, value in facts.items() if value]
+    if fact_texts:
+        yield ", ".join(fact_texts)
 
 
 def _memory(device: Device, reading: Telemetry | None) -> Iterator[str]:

@@ -46,8 +46,8 @@ def drain_report(hold: Hold, after: Snapshot) -> Iterator[RenderableType]:
     if not leases:
         yield cell("No task runs there.")
         return
-    what = "save at the scheduler's next heartbeat and go on elsewhere" if hold.moves else "finish there"
-    yield cell(f"{count(len(leases), 'running task')}, to {what}:")
+    outcome = "save at the scheduler's next heartbeat and go on elsewhere" if hold.moves else "finish there"
+    yield cell(f"{count(len(leases), 'running task')}, to {outcome}:")
     for lease in leases[:_MAX_TASKS]:
         yield cell(f"  {_task(lease, after)}")
     if len(leases) > _MAX_TASKS:

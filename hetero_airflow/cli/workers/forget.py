@@ -28,6 +28,8 @@ def forget_worker(store: SqlStore, worker_id: str, now: datetime) -> Iterator[Re
     :raises StoreError: there is no such worker, or it is still in use
     """
     was_known = store.forget(worker_id, now - _MIN_UNUSED)
-    what = "its devices, holds, error records and key" if was_known else "the holds, error records and key of this name"
-    yield cell(f"Worker {worker_id} is forgotten: {what} are deleted.", style="bold")
+    forgotten = (
+        "its devices, holds, error records and key" if was_known else "the holds, error records and key of this name"
+    )
+    yield cell(f"Worker {worker_id} is forgotten: {forgotten} are deleted.", style="bold")
     yield cell("An agent of this name has to enrol again, with a secret from `airflow hetero enroll`.")

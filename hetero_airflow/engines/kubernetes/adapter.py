@@ -92,11 +92,11 @@ class ClusterAdapter:
         self.view.stop()
         self.executor.calls.stop()
 
-    def poll(self, known: Mapping[str, Worker], now_s: float) -> WorkerChanges:
+    def poll(self, workers: Mapping[str, Worker], now_s: float) -> WorkerChanges:
         """The changes to the nodes; see `ClusterView.poll`."""
         if self.view.problem is not None:  # a pod gets its time to become schedulable from the end of an outage
             self._unschedulable_since.clear()
-        return self.view.poll(known, now_s, self.executor.calls.problem)
+        return self.view.poll(workers, now_s, self.executor.calls.problem)
 
     def note_handed_over(self, key: Any, lease_id: str) -> None:
         """Allow a pod for the lease from now on."""

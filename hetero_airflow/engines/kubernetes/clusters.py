@@ -53,8 +53,8 @@ class Clusters:
 
     def poll(self) -> WorkerChanges:
         """The changes to the nodes."""
-        known, now = self._workers(), time.monotonic()
-        changes = [adapter.poll(known, now) for adapter in self.adapters]
+        workers, now = self._workers(), time.monotonic()
+        changes = [adapter.poll(workers, now) for adapter in self.adapters]
         return WorkerChanges(
             tuple(worker for change in changes for worker in change.seen),
             tuple(id_ for change in changes for id_ in change.alive),

@@ -106,8 +106,8 @@ def vendor_of(alternative: Alternative) -> str:
     :raises RequestError: the request names no vendor, and the kind has no default one
     """
     tokens = model_tokens(alternative.model or "")
-    known = (maker for model, (maker, _, _) in MODELS.items() if matches_model(model, tokens))
-    vendor = alternative.vendor or DEFAULT_VENDORS.get(alternative.kind or "") or next(known, None)
+    makers = (maker for model, (maker, _, _) in MODELS.items() if matches_model(model, tokens))
+    vendor = alternative.vendor or DEFAULT_VENDORS.get(alternative.kind or "") or next(makers, None)
     if vendor is None:
         raise RequestError(
             "device",

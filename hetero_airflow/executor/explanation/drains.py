@@ -94,6 +94,6 @@ def undrain_events(target: Target, snapshot: Snapshot) -> list[StoreEvent]:
     return events
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    names = difflib.get_close_matches(name, sorted(known), n=_MAX_NAMES, cutoff=0.5)
+def _near(name: str, valid_names: Iterable[str]) -> str:
+    names = difflib.get_close_matches(name, sorted(valid_names), n=_MAX_NAMES, cutoff=0.5)
     return f"Use {' or '.join(names)}" if names else ""

@@ -115,8 +115,8 @@ class LeaseEventHandler:
         if history is None or history.pending.id != request_id:
             return None
         workers = self.workers.current()
-        known = (lease for lease in history.leases if lease.worker_id in workers)
-        reachable = (lease for lease in known if self.engine.reaches(workers[lease.worker_id]))
+        leases = (lease for lease in history.leases if lease.worker_id in workers)
+        reachable = (lease for lease in leases if self.engine.reaches(workers[lease.worker_id]))
         return max(reachable, key=lambda lease: lease.token, default=None)
 
     def _request_of(self, key: Any, lease: Lease) -> PendingRequest | None:

@@ -148,10 +148,10 @@ class LeaseKeeper:
         warn_of_processes([task for task in alive if task.stopped_at is None])
         for task in alive:
             self._stop(task, process_of[task.lease.id], now)
-        gone = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
-        moves = [final_move(task, process_of[task.lease.id]) for task in gone]
+        gone_tasks = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
+        moves = [final_move(task, process_of[task.lease.id]) for task in gone_tasks]
         freed = []
-        for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
+        for task, move, outcome in zip(gone_tasks, moves, self._store.move(moves, now), strict=True):
             del self._ending[task.lease.id]
             if isinstance(outcome, StoreError):
                 log.info("A lease had already ended: %s", outcome)

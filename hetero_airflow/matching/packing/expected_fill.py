@@ -109,13 +109,13 @@ class ExpectedFillOnShape:
         """For each demand: the expected fill without limits of cores and memory, the value of its parts, the start of
         its row in `host_table`, and the part that is taken. The value is −∞ where the parts do not fit."""
         tables, options = self._tables, variant_options(parts, self._demands.variants)
-        _, part, left, times = options
+        _, part, free_after, times = options
         used = sum(float(tables.hole[p]) for p in parts if p < MILLI_PER_DEVICE)
         is_idle = part == MILLI_PER_DEVICE
-        holes = used + times * (tables.hole[left] - np.where(is_idle, 0.0, tables.hole[part]))
+        holes = used + times * (tables.hole[free_after] - np.where(is_idle, 0.0, tables.hole[part]))
         idle = parts.count(MILLI_PER_DEVICE) - times * is_idle
         fill = holes + tables.idle[idle]
-        value_added = float(self._prices[list(parts)].sum()) + times * (self._prices[left] - self._prices[part])
+        value_added = float(self._prices[list(parts)].sum()) + times * (self._prices[free_after] - self._prices[part])
         value_added += tables.protection[idle]
         grain = np.rint((holes * self._per_idle + idle) * (MILLI_PER_DEVICE / GRAIN_MILLI)).astype(np.int64)
         start = np.minimum(grain, len(tables.by_cores) - 1) * (HOST_STEPS + 1)

@@ -66,8 +66,8 @@ def _as_requested(decision: Decision, choices: Mapping[str, ClassChoice]) -> Dec
     if isinstance(decision, Place):
         return decision._replace(alternative=choice.option.alternative)
     if isinstance(decision, Wait) and decision.reason.code is ReasonCode.BUSY and choice.is_ready_elsewhere:
-        found = f"an earlier end on {choice.name}, free in {choice.ready_s:.0f} s"
-        return decision._replace(reason=Reason(ReasonCode.SOONER, decision.reason.asked, found))
+        reason_text = f"an earlier end on {choice.name}, free in {choice.ready_s:.0f} s"
+        return decision._replace(reason=Reason(ReasonCode.SOONER, decision.reason.asked, reason_text))
     return decision
 
 

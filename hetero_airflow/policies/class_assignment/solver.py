@@ -108,12 +108,12 @@ class _Relaxed:
         nodes = range(self._idle + 1)
         leavers: list[dict[int, _Leavers]] = []
         for a in nodes:
-            there = np.flatnonzero(self._units[:, a])
-            losses = self._gains[there, a, None] - self._gains[there]
+            groups_here = np.flatnonzero(self._units[:, a])
+            losses = self._gains[groups_here, a, None] - self._gains[groups_here]
             orders = {b: np.argsort(losses[:, b], kind="stable") for b in nodes if b != a}
             leavers.append(
                 {
-                    b: _Leavers(self._units[:, a], losses[order, b].tolist(), there[order].tolist())
+                    b: _Leavers(self._units[:, a], losses[order, b].tolist(), groups_here[order].tolist())
                     for b, order in orders.items()
                 }
             )

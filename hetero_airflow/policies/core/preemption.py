@@ -168,8 +168,8 @@ def _victim_unit(
         rules.rank(running_progress(holder, name or "", granted_at, now), snapshot.estimates)
         for holder, (name, _) in zip(holders, sizes, strict=True)
     ]
-    known = [rank for rank in ranks if rank is not None]
-    if len(known) < len(ranks):
+    known_ranks = [rank for rank in ranks if rank is not None]
+    if len(known_ranks) < len(ranks):
         return None
     restart_s = usual_restart_s(math.ceil(devices))
     saved_at = max(lease.saved_at or lease.granted_at for lease in leases)
@@ -178,7 +178,7 @@ def _victim_unit(
     protected_s = min_run_s + (restart_s if min_run_s and any(holder.attained_service_s for holder in holders) else 0.0)
     workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
     protected_until = granted_at + timedelta(seconds=protected_s)
-    return VictimUnit(id, tuple(leases), workers, min(known), devices, loss, protected_until)
+    return VictimUnit(id, tuple(leases), workers, min(known_ranks), devices, loss, protected_until)
 
 
 def _leased_devices(entry: WorkerEntry, lease: Lease) -> tuple[str | None, float]:

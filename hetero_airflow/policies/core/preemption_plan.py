@@ -117,12 +117,12 @@ class LeastLossPreemption:
     def _await_ending(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         best: tuple[float, int, Fit] | None = None
         for alternative in pending.request.alternatives:
-            known = self._known_fits.setdefault((alternative.key, reserved), {})
+            fit_by_worker = self._known_fits.setdefault((alternative.key, reserved), {})
             for number in sorted(self._ending):
                 capacity = self._capacity(number)
-                if number not in known or known[number][0] != capacity.version:
-                    known[number] = capacity.version, _fit(capacity, alternative, capacity.held, reserved)
-                fit = known[number][1]
+                if number not in fit_by_worker or fit_by_worker[number][0] != capacity.version:
+                    fit_by_worker[number] = capacity.version, _fit(capacity, alternative, capacity.held, reserved)
+                fit = fit_by_worker[number][1]
                 if fit is not None and (best is None or fit.score > best[0]):
                     best = (fit.score, number, fit)
             if best is not None and pending.request.is_ordered:
@@ -178,17 +178,17 @@ class LeastLossPreemption:
     def _options(self, need: PlacementNeed, rank: Rank, *, with_protected: bool) -> list[_PricedOption]:
         """The best option on each worker. Equal needs share what was found on workers that did not change since."""
         key = (need.alternative.key, self._compared_requests(need), need.reserved, rank, with_protected)
-        known = self._known_options.setdefault(key, {})
+        option_by_worker = self._known_options.setdefault(key, {})
         for number, units in self._units_on.items():
             version = self._capacity(number).version
-            if number in known and known[number][0] == version:
+            if number in option_by_worker and option_by_worker[number][0] == version:
                 continue
             lower = (unit for unit in units if unit.rank > rank)
             preemptible = [unit for unit in lower if with_protected or unit.protected_until <= self._now]
             option = self._option(need, number, preemptible)
             possible_at = option.possible_at if option and with_protected else None
-            known[number] = version, ((possible_at, option.price), option) if option else None
-        return [priced for _, priced in known.values() if priced is not None]
+            option_by_worker[number] = version, ((possible_at, option.price), option) if option else None
+        return [priced for _, priced in option_by_worker.values() if priced is not None]
 
     def _compared_requests(self, need: PlacementNeed) -> int:
         """The equal requests that count in a price: victims on one worker serve no more than these."""

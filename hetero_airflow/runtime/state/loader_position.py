@@ -98,11 +98,11 @@ def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
         for _ in islice(batches, count):
             pass
         return batches
-    rest = _RemainingBatches(loader.batch_sampler, count)
+    remaining_batches = _RemainingBatches(loader.batch_sampler, count)
     batches = iter(
         DataLoader(
             loader.dataset,
-            batch_sampler=rest,
+            batch_sampler=remaining_batches,
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -113,7 +113,7 @@ def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
             prefetch_factor=loader.prefetch_factor,
         )
     )
-    rest.begin()
+    remaining_batches.begin()
     return batches
 
 

@@ -25,12 +25,12 @@ def holds_objects(value: object) -> bool:
     >>> holds_objects({"sum": 3, "rows": [[1], (2, {})]})
     False
     """
-    parts, seen = [value], set()
+    parts, visited_ids = [value], set()
     while parts:
         part = parts.pop()
         if has_state_dict(part):
             return True
-        if isinstance(part, (Mapping, list, tuple)) and id(part) not in seen:  # it may contain itself
-            seen.add(id(part))
+        if isinstance(part, (Mapping, list, tuple)) and id(part) not in visited_ids:  # it may contain itself
+            visited_ids.add(id(part))
             parts.extend(part.values() if isinstance(part, Mapping) else part)
     return False

@@ -42,11 +42,11 @@ def save_distributed(
     folder = session.collectives.folder(session.folder() if rank() == 0 else None)
     wait_for_shards = _write_shards(session, _tensors(state_dict), folder / SHARDS)
     if rank() == 0:
-        others = stage(_without_tensors(state_dict))
+        rest_of_state = stage(_without_tensors(state_dict))
 
         def write() -> None:
             wait_for_shards()
-            write_state(others, folder)
+            write_state(rest_of_state, folder)
 
         session.submit(number, folder, write, metrics=valid_metrics, final=final)
     else:

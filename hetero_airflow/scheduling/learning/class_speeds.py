@@ -179,8 +179,8 @@ def _rows(rows: Collection[Mapping[str, tuple[float, float]]], classes: tuple[st
 
 def _bounded(values: Matrix, weights: Matrix, mean: Vector) -> Matrix:
     """The values with errors of at most `MAX_ERROR` around the median error of their task."""
-    known = weights > 0
-    errors = np.where(known, values - mean, np.nan)
+    has_weight = weights > 0
+    errors = np.where(has_weight, values - mean, np.nan)
     middle = np.nanmedian(errors, axis=1, keepdims=True)
-    bounded: Matrix = np.where(known, mean + middle + np.clip(errors - middle, -MAX_ERROR / 2, MAX_ERROR / 2), 0.0)
+    bounded: Matrix = np.where(has_weight, mean + middle + np.clip(errors - middle, -MAX_ERROR / 2, MAX_ERROR / 2), 0.0)
     return bounded

@@ -55,10 +55,10 @@ def with_measured_speeds(
     by_steps = model.speeds(rows)
     lengths = {task: _typical_lengths(fitted, task, summary) for task, summary in summaries.items() if task not in rows}
     by_lengths = model.speeds(lengths)
-    speeds = {task: _speeds(known) for task, known in (by_lengths | by_steps).items()}
+    speeds = {task: _speeds(of_task) for task, of_task in (by_lengths | by_steps).items()}
     works = {task: _work(fitted.works[task], runs[task], speeds[task]) for task in fitted.works}
     return FittedSpeeds(
-        speeds, works, model.default_speeds(), {task: known.deviations for task, known in by_steps.items()}
+        speeds, works, model.default_speeds(), {task: of_task.deviations for task, of_task in by_steps.items()}
     )
 
 

@@ -175,12 +175,12 @@ def _is_speed(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
-def _mapping(file: str, value: object, what: str) -> Mapping[str, object]:
+def _mapping(file: str, value: object, item: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise TraceError(
-            f"{file}, {shorten(what)}",
+            f"{file}, {shorten(item)}",
             found=f"{shorten(value)} where a mapping should be",
             remedy="Fetch the file again",
-            field=shorten(what),
+            field=shorten(item),
         )
     return value

@@ -25,13 +25,13 @@ def add_speeds(transaction: WriteTransaction, reports: Iterable[LeaseSpeed], now
     for report in reports:
         task, name = report.measured.task, report.measured.device_class
         is_pair = (_SPEED.dag_id == task[0], _SPEED.task_id == task[1], _SPEED.device_class == name)
-        known = transaction.connection.execute(select(tables.speed).where(*is_pair)).one_or_none()
-        before = None if known is None else _read(known.record, task)
+        stored = transaction.connection.execute(select(tables.speed).where(*is_pair)).one_or_none()
+        before = None if stored is None else _read(stored.record, task)
         record = with_report(before, report, now)
         if record is None:
             continue
         values = {"record": _RECORD.dump_json(record).decode(), "measured_at": now, "changed": transaction.stamp}
-        if known is None:
+        if stored is None:
             key = {"dag_id": task[0], "task_id": task[1], "device_class": name}
             transaction.connection.execute(insert(tables.speed), key | values)
         else:

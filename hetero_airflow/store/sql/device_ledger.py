@@ -85,21 +85,21 @@ class DeviceLedger:
         """Take the devices of a placement: its claims with their cores, or None if one of them does not fit."""
         if not are_grantable(place.claims):
             return None
-        taken: list[tuple[_FreeDevice, Claim]] = []
+        claims_by_device: list[tuple[_FreeDevice, Claim]] = []
         for wanted in place.claims:
             free = self._devices.get((place.worker_id, wanted.device_id))
             claim = None if free is None else free.fit(wanted)
             if free is None or claim is None or self._is_taken_elsewhere(free, place.worker_id):
                 return None
-            taken.append((free, claim))
-        for free, claim in taken:
+            claims_by_device.append((free, claim))
+        for free, claim in claims_by_device:
             if free.physical_id is not None:
                 self._takers[free.physical_id] = place.worker_id
             free.milli -= claim.share_milli
             free.taken.update(claim.cores)
             if free.memory_bytes is not None:
                 free.memory_bytes -= claim.memory_bytes
-        return tuple(claim for _, claim in taken)
+        return tuple(claim for _, claim in claims_by_device)
 
     def model_label(self, worker_id: str, claims: Sequence[Claim]) -> str:
         """The model of the first accelerator that was taken, or of the CPU, as a label of tallies."""

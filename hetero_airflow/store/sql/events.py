@@ -205,13 +205,13 @@ class _WorkerBatch:
             for key, columns in wanted.items()
             if key in stored and stored[key] != columns
         ]
-        gone = [{"worker_key": worker.id, "key": key} for key in stored if key not in wanted]
-        self._transaction.execute_many(_DELETE_DEVICE, gone)
+        missing_devices = [{"worker_key": worker.id, "key": key} for key in stored if key not in wanted]
+        self._transaction.execute_many(_DELETE_DEVICE, missing_devices)
         self._transaction.execute_many(_UPDATE_DEVICE, changed)
         self._transaction.execute_many(insert(tables.device), new)
         if any(row.used_milli and row.held_id != wanted[row.id]["physical_id"] for row in rows if row.id in wanted):
             connection.execute(_HOLD_BY_NEW_ID, {"key": worker.id})
-        return bool(new or changed or gone)
+        return bool(new or changed or missing_devices)
 
     def _lose(self, worker_id: str) -> None:
         stored = self._stored_workers.get(worker_id)

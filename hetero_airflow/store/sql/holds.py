@@ -49,11 +49,11 @@ def _write_hold(
     transaction: WriteTransaction, worker_id: str, device_id: str, kind: HoldKind, hold: Hold | None
 ) -> None:
     is_key = (_HOLD.worker_id == worker_id, _HOLD.device_id == device_id, _HOLD.kind == kind)
-    known = transaction.connection.execute(select(tables.hold).where(*is_key)).one_or_none()
+    stored = transaction.connection.execute(select(tables.hold).where(*is_key)).one_or_none()
     wanted = None if hold is None else _columns(hold)
-    if (None if known is None else known._asdict()) == wanted:
+    if (None if stored is None else stored._asdict()) == wanted:
         return
-    if known is not None:
+    if stored is not None:
         transaction.connection.execute(delete(tables.hold).where(*is_key))
     if wanted is not None:
         transaction.connection.execute(insert(tables.hold), wanted)

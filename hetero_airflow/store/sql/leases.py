@@ -183,6 +183,8 @@ def _touch_workers(dialect: str) -> Update:
 
 @lru_cache(maxsize=2)
 def _drop_devices(dialect: str) -> Delete:
-    gone = json_table(dialect, worker_key="text", key="text")
-    dropped = select(gone.c.key).where(gone.c.worker_key == _DEVICE.worker_id, gone.c.key == _DEVICE.id)
+    dropped_devices = json_table(dialect, worker_key="text", key="text")
+    dropped = select(dropped_devices.c.key).where(
+        dropped_devices.c.worker_key == _DEVICE.worker_id, dropped_devices.c.key == _DEVICE.id
+    )
     return delete(tables.device).where(dropped.exists())

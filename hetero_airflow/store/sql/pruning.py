@@ -49,8 +49,8 @@ def forget_by_name(transaction: WriteTransaction, worker_id: str, before: dateti
     if worker is not None:
         _check_unused(connection, worker_id, worker.state, before)
         _delete_workers(transaction, [worker_id])
-    kept = [table.delete().where(table.c.worker_id == worker_id) for table in _KEPT_TABLES]
-    deleted = sum(connection.execute(statement).rowcount for statement in kept)
+    deletions = [table.delete().where(table.c.worker_id == worker_id) for table in _KEPT_TABLES]
+    deleted = sum(connection.execute(statement).rowcount for statement in deletions)
     if worker is None and not deleted:
         raise _refusal(worker_id, "no such worker", "`airflow hetero workers` lists the known workers")
     return worker is not None
@@ -82,8 +82,8 @@ def _read_unused(connection: Connection, worker_ids: Sequence[str], before: date
     used = select(_LEASE.worker_id).where(
         _LEASE.worker_id.in_(worker_ids), or_(_LEASE.state.not_in(TERMINAL), _LEASE.ended_at >= before)
     )
-    seen = select(_SEEN.worker_id).where(_SEEN.worker_id.in_(worker_ids), _SEEN.seen_at >= before)
-    busy = {*connection.execute(used).scalars(), *connection.execute(seen).scalars()}
+    recently_seen = select(_SEEN.worker_id).where(_SEEN.worker_id.in_(worker_ids), _SEEN.seen_at >= before)
+    busy = {*connection.execute(used).scalars(), *connection.execute(recently_seen).scalars()}
     lost = select(_WORKER.id).where(_WORKER.id.in_(worker_ids), _WORKER.state == WorkerState.LOST)
     return [worker_id for worker_id in connection.execute(lost).scalars() if worker_id not in busy]
 

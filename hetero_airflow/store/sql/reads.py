@@ -140,15 +140,15 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
     )
 
 
-def log_unreadable(what: str, key: str, error: ValidationError) -> None:
+def log_unreadable(row_kind: str, key: str, error: ValidationError) -> None:
     """Log that a row is left out. One unreadable row must not stop the scheduling of all others."""
     _log.error(
         "The JSON of %s %s can't be read, so it is left out of scheduling; found %s. "
         "Run one version of hetero-airflow everywhere, and end or report the %s again.",
-        what,
+        row_kind,
         shorten(key),
         " at ".join(reversed([part for part in first_problem(error) if part])),
-        what,
+        row_kind,
     )
 
 

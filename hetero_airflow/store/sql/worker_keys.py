@@ -120,8 +120,8 @@ def _check_secret(
 ) -> None:
     asked = f"to enrol worker {shorten(worker_id)}"
     remedy = "Make a new one with `airflow hetero enroll`, after `airflow hetero revoke` if the worker has a key"
-    known = "" if row is None or row.revoked_at is not None else row.secret_hash or ""
-    if row is None or not hmac.compare_digest(known, secret_hash):
+    stored_hash = "" if row is None or row.revoked_at is not None else row.secret_hash or ""
+    if row is None or not hmac.compare_digest(stored_hash, secret_hash):
         raise IdentityError(asked, found="a secret that was not made for it", remedy=remedy)
     if row.public_key not in (None, public_key):
         raise IdentityError(asked, found="a secret that another agent has used", remedy=remedy)

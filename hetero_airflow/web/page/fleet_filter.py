@@ -73,9 +73,9 @@ def filtered_fleet(
     for worker in snapshot.workers:
         if not wanted.admits_worker(worker):
             continue
-        own = snapshot.holds_of(worker.id) if worker.id in holds else ()
+        holds_of_worker = snapshot.holds_of(worker.id) if worker.id in holds else ()
         states = (
-            (device, device_state(worker, device, snapshot.used(*key), readings.get(key), own))
+            (device, device_state(worker, device, snapshot.used(*key), readings.get(key), holds_of_worker))
             for device in worker.devices
             for key in ((worker.id, device.id),)
         )

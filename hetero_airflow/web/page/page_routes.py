@@ -159,7 +159,7 @@ class PageRoutes:
         def make() -> Timeline:
             snapshot = self._fleet.snapshot_with_estimates()
             fleet = filtered_fleet(snapshot, self._fleet.readings(now), wanted)
-            devices = [(worker, device.id) for worker, found in fleet for device, _ in found]
+            devices = [(worker, device.id) for worker, devices_of_worker in fleet for device, _ in devices_of_worker]
             page, since = devices[offset : offset + limit], now - timedelta(hours=hours)
             with read_transaction(self._fleet.engine()) as connection:
                 leases = read_leases_since(connection, since, {worker.id for worker, _ in page})
@@ -178,8 +178,10 @@ class PageRoutes:
         def make() -> WorkerFacts:
             snapshot = self._fleet.snapshot_with_estimates()
             worker = next(worker for worker in snapshot.workers if worker.id == id)
-            seen = self._fleet.store.last_seen().get(id)
-            return worker_facts(snapshot, self._fleet.readings(now), worker, seen, readable, now, may_drain(user))
+            last_seen_at = self._fleet.store.last_seen().get(id)
+            return worker_facts(
+                snapshot, self._fleet.readings(now), worker, last_seen_at, readable, now, may_drain(user)
+            )
 
         facts = (request.url, plain.sequence, readings_period(now), _digest(readable), may_drain(user))
         return conditional(request, facts, make)

@@ -87,7 +87,7 @@ def timeline(
         (worker.id, device.id): f"{device.vendor}/{device.model}" for worker, _ in page for device in worker.devices
     }
     rows = [
-        TimelineRow(worker=worker, device=device, name=names[worker, device], bars=found)
-        for (worker, device), found in bars.items()
+        TimelineRow(worker=worker, device=device, name=names[worker, device], bars=bar_list)
+        for (worker, device), bar_list in bars.items()
     ]
     return Timeline(total=total, since=since, until=now, rows=rows)

@@ -115,10 +115,10 @@ def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[st
     metadata = pod.get("metadata") or {}
     labels = {**(metadata.get("labels") or {}), **MANAGED_BY}
     name = template["metadata"].get("name") or f"{metadata['name']}-{CLAIM_NAME}"
-    own = {"name": name, "namespace": metadata.get("namespace") or "default"}
+    own_metadata = {"name": name, "namespace": metadata.get("namespace") or "default"}
     return {
         **template,
-        "metadata": {**own, "labels": labels},
+        "metadata": {**own_metadata, "labels": labels},
         "spec": {**template["spec"], "metadata": {"labels": labels}},
     }
 

@@ -109,10 +109,10 @@ def _without_template_amounts(
     """The base without the template's amounts of the lease's resources. The lease's and the author's amounts count."""
     pod = copy.deepcopy(dict(base))
     resources_of_author = ((authored or {}).get("spec", {}).get("containers") or [{}])[0].get("resources") or {}
-    given = {*(resources_of_author.get("requests") or {}), *(resources_of_author.get("limits") or {})}
+    given_resources = {*(resources_of_author.get("requests") or {}), *(resources_of_author.get("limits") or {})}
     resources = pod["spec"]["containers"][0].get("resources") or {}
     for kind in ("requests", "limits"):
-        for name in (parts.amounts.keys() - given) & (resources.get(kind) or {}).keys():
+        for name in (parts.amounts.keys() - given_resources) & (resources.get(kind) or {}).keys():
             del resources[kind][name]
     return pod
 

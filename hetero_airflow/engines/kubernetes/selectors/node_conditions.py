@@ -144,9 +144,9 @@ def _nvidia_model(alternative: Alternative) -> Terms:
     suffix = "" if alternative.share is None else "-SHARED"  # GFD's suffix for a shared product
     exact = products.products_of(model, products.NVIDIA)
     terms = term_of(is_in(PRODUCT, [name + suffix for name in exact])) if exact else ()
-    rest, size = products.split_size(model)
+    model_name, size = products.split_size(model)
     if size is not None:
-        sizeless = [name for name in products.products_of(rest, products.NVIDIA) if name not in exact]
+        sizeless = [name for name in products.products_of(model_name, products.NVIDIA) if name not in exact]
         (about,) = _memory(nominal_range(size), MEMORY, 1)
         terms += term_of(is_in(PRODUCT, [name + suffix for name in sizeless]), *about) if sizeless else ()
     if not terms:

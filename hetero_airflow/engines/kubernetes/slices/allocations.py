@@ -36,12 +36,12 @@ def read_allocation(item: Mapping[str, Any], _: ClaimAllocation | None = None) -
         return None
     owners = {o["uid"] for o in metadata.get("ownerReferences") or () if o.get("kind") == "Pod"}
     consumers = {c["uid"] for c in status.get("reservedFor") or () if c.get("resource") == "pods"}
-    taken = [result for result in results if not result.get("adminAccess")]
+    exclusive = [result for result in results if not result.get("adminAccess")]
     return ClaimAllocation(
         f"{metadata.get('namespace', '')}/{metadata['name']}",
         frozenset(owners | consumers),
-        tuple(device_id(r["driver"], r["pool"], r["device"]) for r in taken),
-        "; ".join(_problems(taken, status.get("devices") or ())),
+        tuple(device_id(r["driver"], r["pool"], r["device"]) for r in exclusive),
+        "; ".join(_problems(exclusive, status.get("devices") or ())),
     )
 
 

@@ -128,7 +128,7 @@ def without_usage(worker: Worker, usage: NodeUsage) -> Worker:
 
     Kubernetes does not report which devices a foreign pod has. The last slots without a lease stand for them.
     """
-    taken = {name: math.ceil(amount) for name, amount in usage.amounts.items() if "/" in name}
+    device_amounts = {name: math.ceil(amount) for name, amount in usage.amounts.items() if "/" in name}
     devices: list[Device] = []
     for device in reversed(worker.devices):
         if device.kind == "cpu":
@@ -137,8 +137,8 @@ def without_usage(worker: Worker, usage: NodeUsage) -> Worker:
         resource, problem = resource_of_slot(device.id), device.problem
         if device.id in usage.ending:
             problem = problem or "the pod that had it is still ending"
-        elif device.leasable and device.id not in usage.leased and taken.get(resource, 0) > 0:
-            taken[resource] -= 1
+        elif device.leasable and device.id not in usage.leased and device_amounts.get(resource, 0) > 0:
+            device_amounts[resource] -= 1
             problem = "a pod that was not placed here has it"
         is_taken = problem != device.problem
         devices.append(device.model_copy(update={"leasable": False, "problem": problem}) if is_taken else device)

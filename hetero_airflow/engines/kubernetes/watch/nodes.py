@@ -71,7 +71,7 @@ def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
     return worker.model_copy(update={"devices": (*worker.devices, *added[:room])})
 
 
-def _problem(node: Any, known: set[str]) -> str | None:
+def _problem(node: Any, tolerated: set[str]) -> str | None:
     states = {state.type: state for state in getattr(node.status, "conditions", None) or ()}
     ready = states.get("Ready")
     if ready is None or ready.status != "True":
@@ -85,7 +85,7 @@ def _problem(node: Any, known: set[str]) -> str | None:
     blocking = [
         f"{taint.key}={taint.value or ''}:{taint.effect}"
         for taint in node.spec.taints or ()
-        if taint.effect in ("NoSchedule", "NoExecute") and not (taint.effect == "NoSchedule" and taint.key in known)
+        if taint.effect in ("NoSchedule", "NoExecute") and not (taint.effect == "NoSchedule" and taint.key in tolerated)
         and not (taint.effect == "NoSchedule" and taint.key in _HARMLESS_TAINTS)
     ]  # fmt: skip
     return f"taints keep pods off the node: {', '.join(blocking)}"[:500] if blocking else None
