@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Account, Decision, Place, Reason, Refuse, Wait
+from hetero_airflow.store.inventory import DeviceRecord
 
 ACCOUNT: TypeAdapter[Account] = TypeAdapter(Account)
 REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
@@ -60,3 +61,22 @@ def clean_cause(cause: str) -> str:
     'killed\\ufffd'
     """
     return cause[:2000].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
+    """The columns of a device, without its keys."""
+    return {
+        "position": position,
+        "inventory": record.device.model_dump_json(exclude_defaults=True),
+        "kind": record.device.kind,
+        "leasable": record.device.leasable,
+        "is_vanished": record.is_vanished,
+        "physical_id": record.physical_id,
+        "reported_since": record.reported_since,
+        "offered_milli": record.device.capacity_milli,
+        "offered_memory_bytes": record.offered_memory_bytes,
+        "capacity_milli": record.capacity_milli,
+        "capacity_memory_bytes": record.capacity_memory_bytes,
+        "used_milli": record.used_milli,
+        "used_memory_bytes": record.used_memory_bytes,
+    }

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from hetero_airflow.store.speeds.table import make_speed_table
 from hetero_airflow.store.tallies.table import make_tally_table
+from hetero_airflow.store.usage.tables import make_device_day_table, make_presence_table, make_task_day_table
 from hetero_airflow.store.utc_time import UtcDateTime
 
 VERSION_TABLE = "hetero_alembic_version"
@@ -37,6 +39,7 @@ state = sa.Table(
     sa.Column("fence", sa.BigInteger, nullable=False, comment="Token of the newest lease"),
     sa.Column("pruned", sa.BigInteger, nullable=False, comment="Sequence of the last deletion: older reads are void"),
     sa.Column("grant_key", sa.String(64), comment="Ed25519; signs grants; NULL until a scheduler has started"),
+    sa.Column("usage_until", UtcDateTime, comment="What was before it is in the sums of days; NULL if nothing is"),
     sa.PrimaryKeyConstraint("id"),
     sa.CheckConstraint("id = 1", name="one_row"),
     comment="One row, which writers lock",
@@ -260,21 +263,11 @@ sa.Index(
     postgresql_where=lease_device.c.is_held,
 )
 
-speed = sa.Table(
-    "hetero_speed",
-    metadata,
-    sa.Column("dag_id", NAME),
-    sa.Column("task_id", NAME),
-    sa.Column("device_class", sa.String(512)),
-    sa.Column("record", sa.Text, nullable=False, comment="The measured speed, and which leases it counts, JSON"),
-    sa.Column("measured_at", UtcDateTime, nullable=False),
-    sa.Column("changed", sa.BigInteger, nullable=False),
-    sa.PrimaryKeyConstraint("dag_id", "task_id", "device_class"),
-    sa.Index(None, "changed"),
-    comment="Steps per second that tasks reported; outlives their leases",
-)
-
+speed = make_speed_table(metadata)
 tally = make_tally_table(metadata)
+device_presence = make_presence_table(metadata)
+device_day = make_device_day_table(metadata)
+task_day = make_task_day_table(metadata)
 
 decision = sa.Table(
     "hetero_decision",

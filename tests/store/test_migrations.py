@@ -15,12 +15,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, event, inspect, select, update
 
 from hetero_airflow import store
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
+from hetero_airflow.store.store import HoldPlaced, RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 from tests.warm_airflow import WarmAirflow
 
@@ -75,7 +76,7 @@ def test_the_migrations_make_the_tables_and_take_them_away(engine):
     for _ in range(2):
         command.upgrade(configuration(engine), "head")
         assert differences(engine) == []
-        assert state(engine) == [(1, 0, 0, 0, None)]
+        assert state(engine) == [(1, 0, 0, 0, None, None)]
     migrated = checks(engine)
     assert inspect(engine).has_table(tables.VERSION_TABLE)
     SqlStore(engine).record([WorkerSeen(a_worker())], EPOCH)
@@ -85,7 +86,7 @@ def test_the_migrations_make_the_tables_and_take_them_away(engine):
     assert set(inspect(engine).get_table_names()) == {tables.VERSION_TABLE}
     tables.metadata.create_all(engine)
     assert checks(engine) == migrated
-    assert state(engine) == [(1, 0, 0, 0, None)]
+    assert state(engine) == [(1, 0, 0, 0, None, None)]
 
 
 def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
@@ -101,7 +102,7 @@ def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
     snapshot = SqlStore(engine).snapshot()
     assert snapshot.leases == (lease.model_copy(update={"starter": "before 0011"}),), "no scheduler may claim its start"
     assert (list(snapshot.holders), [request.id for request in snapshot.pending]) == (["r1"], ["r2"])
-    assert state(engine)[0][-1] is None, "the key went with its column"
+    assert state(engine)[0][4] is None, "the key went with its column"
     grant_signer(engine)
     assert differences(engine) == []
 
@@ -141,6 +142,25 @@ def test_the_migrations_can_be_read_as_sql(make_postgres_database, capsys):
     command.upgrade(config, "head", sql=True)
     written = capsys.readouterr().out
     assert all(f"CREATE TABLE {name} " in written for name in tables.metadata.tables)
+
+
+def test_devices_that_are_there_count_from_the_migration_on(engine):
+    command.upgrade(configuration(engine), "head")
+    store = SqlStore(engine)
+    instance = a_device("MIG-1", partition="1g.5gb", parent="GPU-1")
+    parent = a_device("GPU-1", leasable=False, problem="MIG mode")
+    store.record([WorkerSeen(a_worker("a", (a_cpu(), a_device(simulated=True), parent, instance)))], EPOCH)
+    store.record([WorkerSeen(a_worker("b")), WorkerSeen(a_worker("c")), WorkerLost("b")], EPOCH)
+    store.record([HoldPlaced(Hold("c", "", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it"))], EPOCH)
+    present = tables.device_presence
+    query = select(*(column for column in present.c if column.name != "since")).order_by(*present.primary_key)
+    with engine.connect() as connection:
+        before = connection.execute(query.where(present.c.until.is_(None))).all()
+    assert len(before) == 6
+    command.downgrade(configuration(engine), "0012")
+    command.upgrade(configuration(engine), "head")
+    with engine.connect() as connection:
+        assert connection.execute(query).all() == before
 
 
 @pytest.fixture

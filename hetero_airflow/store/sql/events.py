@@ -15,7 +15,7 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, digest
+from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, device_columns, digest
 from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
@@ -36,6 +36,7 @@ from hetero_airflow.store.store import (
     WorkerLost,
     WorkerSeen,
 )
+from hetero_airflow.store.usage.presence import note_presence
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
@@ -90,6 +91,7 @@ def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], n
     if requests:
         _write_requests(transaction, requests, now)
     write_holds(transaction, [event for event in events if isinstance(event, HoldEvent)])
+    note_presence(transaction, transaction.changed_workers, now)
 
 
 class _WorkerBatch:
@@ -172,6 +174,7 @@ class _WorkerBatch:
                 values |= {"state": WorkerState.ONLINE, "inventory": inventory, "changed": stamp}
             connection.execute(_UPDATE_WORKER, values)
         self._transaction.is_visible |= has_changed or stored is None
+        self._transaction.changed_workers.add(worker.id)
         self._stored_workers[worker.id] = (WorkerState.ONLINE, reported, inventory)
 
     def _write_devices(self, worker: Worker) -> bool:
@@ -193,8 +196,8 @@ class _WorkerBatch:
         }
         last_seen = select(tables.telemetry.c.seen_at).where(tables.telemetry.c.worker_id == worker.id)
         after = merge_inventory(before, worker, connection.execute(last_seen).scalar_one(), self._now)
-        stored = {row.id: _device_columns(before[row.id], row.position) for row in rows}
-        wanted = {key: _device_columns(record, position) for position, (key, record) in enumerate(after.items())}
+        stored = {row.id: device_columns(before[row.id], row.position) for row in rows}
+        wanted = {key: device_columns(record, position) for position, (key, record) in enumerate(after.items())}
         new = [
             {"worker_id": worker.id, "id": key, "last_granted_at": None, "changed": stamp, **columns}
             for key, columns in wanted.items()
@@ -221,24 +224,7 @@ class _WorkerBatch:
             self._stored_workers[worker_id] = (WorkerState.LOST, stored[1], stored[2])
             self._seen.setdefault(worker_id, {})["leases"] = None
             self._transaction.is_visible = True
-
-
-def _device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
-    return {
-        "position": position,
-        "inventory": record.device.model_dump_json(exclude_defaults=True),
-        "kind": record.device.kind,
-        "leasable": record.device.leasable,
-        "is_vanished": record.is_vanished,
-        "physical_id": record.physical_id,
-        "reported_since": record.reported_since,
-        "offered_milli": record.device.capacity_milli,
-        "offered_memory_bytes": record.offered_memory_bytes,
-        "capacity_milli": record.capacity_milli,
-        "capacity_memory_bytes": record.capacity_memory_bytes,
-        "used_milli": record.used_milli,
-        "used_memory_bytes": record.used_memory_bytes,
-    }
+            self._transaction.changed_workers.add(worker_id)
 
 
 def _write_requests(

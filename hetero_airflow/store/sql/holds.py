@@ -57,6 +57,7 @@ def _write_hold(
         transaction.connection.execute(delete(tables.hold).where(*is_key))
     if wanted is not None:
         transaction.connection.execute(insert(tables.hold), wanted)
+    transaction.changed_workers.add(worker_id)
     worker = update(tables.worker).where(tables.worker.c.id == worker_id).values(changed=transaction.stamp)
     transaction.is_visible |= transaction.connection.execute(worker).rowcount == 1
 

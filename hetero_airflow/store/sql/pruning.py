@@ -16,6 +16,7 @@ from hetero_airflow.store.speeds.in_sql import prune_speeds
 from hetero_airflow.store.sql.holds import HEALTH
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import WorkerForgotten
+from hetero_airflow.store.usage.sums import add_sums
 
 _WORKER, _SEEN, _LEASE = tables.worker.c, tables.telemetry.c, tables.lease.c
 _REQUEST, _DECISION = tables.request.c, tables.decision.c
@@ -103,6 +104,7 @@ def _delete_workers(transaction: WriteTransaction, worker_ids: Sequence[str]) ->
 def prune(transaction: WriteTransaction, before: datetime) -> int:
     """Delete what is older than this; see `History.prune`. Returns the number of deleted requests."""
     connection = transaction.connection
+    add_sums(transaction, before)
     _prune_decisions(connection)
     old = _prune_requests(connection, before)
     if old:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -56,6 +56,8 @@ class WriteTransaction:
     """The token of the newest lease."""
     is_visible: bool = False
     """Whether it changed something that a snapshot shows; then the sequence grows."""
+    changed_workers: set[str] = field(default_factory=set)
+    """Ids of the workers whose state, devices or holds it wrote."""
 
     @property
     def dialect(self) -> str:

@@ -402,7 +402,7 @@ def test_nothing_but_json_and_plain_values_is_in_the_tables(engine):
     prepared(engine, "r1").commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER)
     for table in tables.metadata.sorted_tables:
         kinds = {type(column.type).__name__ for column in table.columns}
-        assert kinds <= {"String", "Text", "Integer", "BigInteger", "Boolean", "UtcDateTime"}
+        assert kinds <= {"String", "Text", "Integer", "BigInteger", "Boolean", "UtcDateTime", "Date"}
 
 
 def test_times_come_back_aware_and_in_utc(engine):
