@@ -121,6 +121,13 @@ OPTIONS: tuple[Option, ...] = (
         "by them.",
     ),
     Option(
+        "prices",
+        "{}",
+        "string",
+        'What an hour of a device costs, and an hour of a CPU\'s core, as a JSON object such as {"nvidia/h100": 2.5, '
+        '"gpu": 1, "cpu": 0.02}, in any currency. `airflow hetero usage` and the page then show the cost of tasks.',
+    ),
+    Option(
         "checkpoint_url",
         "",
         "string",

@@ -50,6 +50,7 @@ GROUPS = {
         "tests/cli/workers/test_enroll.py",
         "tests/cli/requests/test_decisions.py",
         "tests/cli/requests/test_render.py",
+        "tests/cli/requests/test_usage.py",
         "tests/cli/simulation/test_task_history.py",
     ),
     "control plane": ("tests/system/kubernetes/",),

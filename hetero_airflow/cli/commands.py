@@ -62,6 +62,17 @@ _AGENT = (
 _DECISIONS = Arg(
     ("--since",), metavar="TIME", default="1d", help="How far back: a duration such as 30m, 6h or 7d; default: 1d"
 )
+_USAGE = (
+    Arg(
+        ("--by",),
+        choices=("dag", "task", "owner", "team", "model", "worker", "device", "day"),
+        default="dag",
+        help="What to add up. Of dag, task, owner and team it shows what they held; of the others also what was free",
+    ),
+    Arg(("--since",), metavar="TIME", default="30d", help="How far back: 12h, 30d, or a date; default: 30d"),
+    Arg(("--until",), metavar="DATE", help="The end: a date or a time, ISO 8601; default: now"),
+    _flag("--csv", "Print comma-separated values"),
+)
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="The instance of a mapped task, from 0")
 _DRAIN = (
     _TARGET,
@@ -138,10 +149,10 @@ def get_commands() -> list[CLICommand]:
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
     >>> names[8:15]
-    ['top', 'queue', 'explain', 'decisions', 'cancel', 'pause', 'unpause']
-    >>> names[15:21]
-    ['bump', 'plan', 'simulate', 'render', 'snapshot', 'config']
-    >>> names[21:]
+    ['top', 'queue', 'explain', 'decisions', 'usage', 'cancel', 'pause']
+    >>> names[15:22]
+    ['unpause', 'bump', 'plan', 'simulate', 'render', 'snapshot', 'config']
+    >>> names[22:]
     ['alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
@@ -184,6 +195,9 @@ def get_commands() -> list[CLICommand]:
                 ),
                 _command(
                     requests, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS
+                ),
+                _command(
+                    requests, "usage", "Show how long devices were held, free or on hold, and by whom", *_USAGE, _JSON
                 ),
                 _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
                 _command(requests, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),

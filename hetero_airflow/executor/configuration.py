@@ -18,6 +18,7 @@ from hetero_airflow.errors import RegistryError, RequestError, SettingsError, sh
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.metrics.access import metrics_token
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
+from hetero_airflow.model.usage.prices import Prices
 from hetero_airflow.model.worker import parse_labels
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import load, names
@@ -62,7 +63,7 @@ def read_configuration() -> Configuration:
 
 def option_errors() -> Iterator[SettingsError]:
     """An error for each option that can't be read, and for an engine that can't be loaded."""
-    for read in (configured_engine, metrics_token, _preload, *_readers().values()):
+    for read in (configured_engine, metrics_token, configured_prices, _preload, *_readers().values()):
         try:
             read()
         except SettingsError as error:
@@ -110,6 +111,14 @@ def _policy() -> str:
             remedy=f"{did_you_mean(substitute, policy_names)}Use one of {', '.join(policy_names)}",
         )
     return name
+
+
+def configured_prices() -> Prices:
+    """The prices of device-hours; none if none are set.
+
+    :raises SettingsError: the option can't be read
+    """
+    return Prices.parse(_text("prices"), f"[{SECTION}] prices")
 
 
 def _preload() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from sqlalchemy import Select, bindparam, delete, select, update
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.hold import holds_on
-from hetero_airflow.model.usage import usage_class
+from hetero_airflow.model.usage.device_time import usage_class
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.holds import read_holds

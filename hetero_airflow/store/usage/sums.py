@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hetero_airflow.model.usage import DeviceDay, Held, Present, TaskDay, device_days, task_days
+from hetero_airflow.model.usage.device_time import DeviceDay, Held, Present, TaskDay, device_days, task_days
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.store.tallies.tally import split_model_label

@@ -39,7 +39,7 @@ def make_presence_table(metadata: sa.MetaData) -> sa.Table:
 
 
 def make_device_day_table(metadata: sa.MetaData) -> sa.Table:
-    """Add the table of the sums of devices; see `hetero_airflow.model.usage.DeviceDay`."""
+    """Add the table of the sums of devices; see `hetero_airflow.model.usage.device_time.DeviceDay`."""
     return sa.Table(
         "hetero_device_day",
         metadata,
@@ -57,7 +57,7 @@ def make_device_day_table(metadata: sa.MetaData) -> sa.Table:
 
 
 def make_task_day_table(metadata: sa.MetaData) -> sa.Table:
-    """Add the table of the sums of tasks; see `hetero_airflow.model.usage.TaskDay`."""
+    """Add the table of the sums of tasks; see `hetero_airflow.model.usage.device_time.TaskDay`."""
     return sa.Table(
         "hetero_task_day",
         metadata,

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.usage import DEVICE_SECOND
+from hetero_airflow.model.usage.device_time import DEVICE_SECOND
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
@@ -65,8 +65,10 @@ class History:
 
     def step(self) -> None:
         now = at(len(self.seen))
-        self.random.choice((self.report, self.lose, self.drain, self.undrain, self.grant, self.grant, self.release))(now)
-        hour = {device: "held" for device in self.leases}
+        self.random.choice((self.report, self.lose, self.drain, self.undrain, self.grant, self.grant, self.release))(
+            now
+        )
+        hour = dict.fromkeys(self.leases, "held")
         for device in self.devices if self.is_online else ():
             hour.setdefault(device, "on_hold" if {device, ""} & self.holds else "free")
         self.seen.append(hour)

@@ -1,0 +1,1 @@
+"""Device-time, as exact integers, and what it costs. Pure."""
