@@ -88,7 +88,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "min_run_s": partial(_positive, "min_run_s"),
         "labels": lambda: parse_labels(_text("labels"), f"[{SECTION}] labels"),
         "rules": lambda: parse_rules(_text("recovery_rules")),
-        "shares": lambda: TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
+        "shares": configured_shares,
         "allowed_processes": lambda: parse_processes(_text("allowed_device_processes")),
         "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
         "spot_notices": _spot_notices,
@@ -111,6 +111,14 @@ def _policy() -> str:
             remedy=f"{did_you_mean(substitute, policy_names)}Use one of {', '.join(policy_names)}",
         )
     return name
+
+
+def configured_shares() -> TeamShares:
+    """The teams; none if none are set.
+
+    :raises SettingsError: the option can't be read
+    """
+    return TeamShares.parse(_text("shares"), f"[{SECTION}] shares")
 
 
 def configured_prices() -> Prices:

@@ -43,6 +43,7 @@ VIEWS: dict[str, tuple[str, dict[str, object]]] = {
     "table": ("devices", {"limit": 100}),
     "queue": ("queue", {"limit": 100}),
     "timeline": ("timeline", {"limit": 50}),
+    "usage": ("usage", {}),
     "worker": ("worker", {"id": "worker-500"}),
     "placement": ("placement/dag", TASK),
 }

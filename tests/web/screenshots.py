@@ -18,7 +18,7 @@ SETTLED_S = 2.5
 def views(run_id: str) -> dict[str, str]:
     """Name of a view → its address."""
     task = f"/dags/{DAG}/runs/{run_id}/tasks/fit/mapped/3/plugin/hetero-placement"
-    pages = {view: f"/plugin/hetero-devices?view={view}" for view in ("map", "table", "queue", "timeline")}
+    pages = {view: f"/plugin/hetero-devices?view={view}" for view in ("map", "table", "queue", "timeline", "usage")}
     return {**pages, "worker": "/plugin/hetero-devices?worker=rack-7-node-1", "placement": task, "home": "/"}
 
 

@@ -35,7 +35,7 @@ FILES = frozenset({"/page/hetero.js", "/page/devices.svg"})
 DRAINS = frozenset({"/page/drain", "/page/undrain"})
 TASKS = frozenset({"/page/placement/{dag_id}", "/page/forecast/{dag_id}"})
 FLEET = frozenset(
-    f"/page/{view}" for view in ("summary", "map", "devices", "queue", "timeline", "worker", "openapi.json")
+    f"/page/{view}" for view in ("summary", "map", "devices", "queue", "timeline", "usage", "worker", "openapi.json")
 )
 QUERIES = {"/page/worker": {"id": "worker-a"}, **{path: {"run_id": "run", "task_id": "task"} for path in TASKS}}
 """What a route needs to be asked."""

@@ -24,7 +24,7 @@ pytestmark = [
 
 HOSTILE = "<img src=x onerror=\"document.title='hit'\">"
 expect.set_options(timeout=60 * SECONDS)
-VIEWS = ("map", "table", "queue", "timeline")
+VIEWS = ("map", "table", "queue", "timeline", "usage")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,18 @@ def test_the_timeline_zooms_by_keyboard(airflow, run_id, page):
     page.get_by_role("region", name="Leases per device").press("+")
     expect(page.get_by_text("The past 3 h")).to_be_visible()
     assert page.get_by_label(re.compile(f"{DAG}.evaluate .*still running")).count() == 2
+
+
+def test_usage_is_added_up_by_a_chosen_subject(airflow, run_id, page):
+    page.goto(f"{airflow.url}/plugin/hetero-devices?view=usage&days=1")
+    expect(page.get_by_role("region", name="Sums").get_by_text(DAG)).to_be_visible()
+    expect(page.get_by_role("listitem", name=re.compile("device-hours held by tasks"))).to_be_visible()
+    page.get_by_label("Add up by").select_option("worker")
+    expect(page.get_by_role("cell", name="rack-8-node-1")).to_be_visible()
+    assert "by=worker" in page.url
+    page.get_by_label("Time", exact=True).select_option("7")
+    expect(page.get_by_role("columnheader", name="Held of what existed")).to_be_visible()
+    assert "days=7" in page.url
 
 
 def test_a_worker_is_drained_and_undrained_after_a_question(airflow, run_id, page):

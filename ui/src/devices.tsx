@@ -1,4 +1,4 @@
-// The page of all devices: map, table, queue, timeline, and one worker.
+// The page of all devices: map, table, queue, timeline, usage, and one worker.
 import { Box, Tabs, Text } from "@chakra-ui/react";
 
 import { Filters, useAddress } from "./filters";
@@ -9,9 +9,10 @@ import { query, usePoll } from "./poll";
 import { Queue } from "./queue";
 import { DeviceTable } from "./table";
 import { TimelineChart } from "./timeline";
+import { UsageView } from "./usage";
 import { WorkerView } from "./worker";
 
-const VIEWS = ["map", "table", "queue", "timeline"] as const;
+const VIEWS = ["map", "table", "queue", "timeline", "usage"] as const;
 const LIMITS = { queue: 100, table: 100, timeline: 50 };
 const MAX_OFFSET = 1_000_000;
 
@@ -115,6 +116,7 @@ export const DevicesPage = () => {
             <Tabs.Content value="table"><TableView /></Tabs.Content>
             <Tabs.Content value="queue"><QueueView /></Tabs.Content>
             <Tabs.Content value="timeline"><TimelineView /></Tabs.Content>
+            <Tabs.Content value="usage"><UsageView /></Tabs.Content>
           </Tabs.Root>
         </>
       )}

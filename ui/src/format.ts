@@ -42,3 +42,7 @@ export const percent = (part: number): string => `${Math.round(100 * part)} %`;
 
 /** A number with its noun. */
 export const count = (number: number, noun: string): string => `${number.toLocaleString()} ${noun}${number === 1 ? "" : "s"}`;
+
+/** Hours with two digits after the point. */
+export const hours = (number: number): string =>
+  number.toLocaleString([], { maximumFractionDigits: 2, minimumFractionDigits: 2 });

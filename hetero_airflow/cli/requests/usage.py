@@ -15,7 +15,7 @@ from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.output import cell, clean, console, moment, show, show_json, table
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.dag_owners import read_dag_owners
-from hetero_airflow.executor.configuration import configured_prices, read_configuration
+from hetero_airflow.executor.configuration import configured_prices, configured_shares
 from hetero_airflow.executor.explanation.usage_report import (
     DeviceUsageSum,
     TaskUsage,
@@ -49,7 +49,7 @@ def usage(args: Namespace) -> None:
         found = read_usage(connection, since, min(until, now))
     prices = configured_prices()
     owners = read_dag_owners() if args.by == "owner" else {}
-    task_subject = task_subjects(args.by, read_configuration().shares, owners)
+    task_subject = task_subjects(args.by, configured_shares(), owners)
     sums: Sums = (
         sum_devices(found.devices, device_subjects(args.by), prices)
         if task_subject is None

@@ -36,6 +36,7 @@ from hetero_airflow.web.page.placement_rows import Placement
 from hetero_airflow.web.page.placement_view import MAX_AHEAD, placement
 from hetero_airflow.web.page.queue_view import QueueTable, queue_table
 from hetero_airflow.web.page.timeline_view import Timeline, timeline
+from hetero_airflow.web.page.usage_view import Subject, UsageReader, UsageTable, usage_period, usage_table
 from hetero_airflow.web.permissions import (
     may_drain,
     may_see_fleet,
@@ -84,6 +85,7 @@ class PageRoutes:
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._fleet = FleetReader(engine)
         self._forecasts = Forecasts(self._fleet)
+        self._usage = UsageReader(engine)
 
     def router(self) -> APIRouter:
         """The routes to the handlers."""
@@ -96,6 +98,7 @@ class PageRoutes:
         add("/devices", self.devices, response_model=FleetTable, dependencies=jobs)
         add("/queue", self.queue, response_model=QueueTable, dependencies=jobs)
         add("/timeline", self.timeline, response_model=Timeline, dependencies=jobs)
+        add("/usage", self.usage, response_model=UsageTable, dependencies=jobs)
         add("/worker", self.worker, response_model=WorkerFacts, dependencies=jobs)
         add("/placement/{dag_id}", self.placement, response_model=Placement, dependencies=task)
         add("/forecast/{dag_id}", self.forecast, response_model=StartForecast, dependencies=task)
@@ -167,6 +170,14 @@ class PageRoutes:
 
         facts = (request.url, plain.sequence, readings_period(now), _digest(readable))
         return conditional(request, facts, make)
+
+    def usage(
+        self, request: Request, user: GetUserDep, by: Subject = "dag", days: Annotated[int, Query(ge=1, le=400)] = 30
+    ) -> Response:
+        """What tasks held, or what devices did, in the past days."""
+        now, readable = datetime.now(UTC), readable_dags(user)
+        facts = (request.url, usage_period(now), _digest(readable))
+        return conditional(request, facts, lambda: usage_table(self._usage.read(days, now), by, readable, days, now))
 
     def worker(self, request: Request, user: GetUserDep, id: Name) -> Response:
         """All that is known of one worker."""

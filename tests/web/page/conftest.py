@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, event
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.web.page import fleet_reader
+from hetero_airflow.web.page import fleet_reader, usage_view
 from hetero_airflow.web.page.page_routes import PageRoutes
 
 READABLE = {"dag", "weird <script>"}
@@ -53,6 +53,7 @@ def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
     monkeypatch.setattr(SimpleAuthManager, "get_authorized_dag_ids", lambda self, **_: set(READABLE))
     monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id, **_: None)
     monkeypatch.setattr(DagEdges, "refresh", lambda self, dag_ids: {})
+    monkeypatch.setattr(usage_view, "read_dag_owners", lambda: {"dag": "ana", "hidden": "secret"})
     states: dict[str, str] = {}
     monkeypatch.setattr(
         fleet_reader, "read_states", lambda keys, name: {key: states[name] for key in keys if name in states}

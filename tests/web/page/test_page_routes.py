@@ -13,6 +13,7 @@ from hetero_airflow.runtime.progress_file import Phase, Progress
 from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
+from hetero_airflow.web.page import page_routes, usage_view
 
 LATER = EPOCH + timedelta(hours=1)
 HOSTILE = "<script>alert(1)</script>'\"; ü 🤖"
@@ -189,6 +190,19 @@ def test_an_answer_without_news_is_not_sent_again(ask, store, view, monkeypatch)
     assert (later.status_code, "private" in later.headers["Cache-Control"]) == (200, True)
 
 
+def test_usage_is_sent_again_after_a_minute(ask, monkeypatch):
+    periods = [1]
+    for module in (page_routes, usage_view):
+        monkeypatch.setattr(module, "usage_period", lambda now: periods[0])
+    with ask() as client:
+        first = client.get("usage")
+        headers = {"If-None-Match": first.headers["ETag"]}
+        again = client.get("usage", headers=headers)
+        periods[0] = 2
+        later = client.get("usage", headers=headers)
+    assert (first.status_code, again.status_code, again.content, later.status_code) == (200, 304, b"", 200)
+
+
 def test_a_lost_worker_and_a_hold_are_shown_with_their_causes(ask, store):
     with ask() as client:
         drained = client.post("drain", json={"target": "worker-b/GPU-9", "reason": HOSTILE, "move": True})
@@ -237,6 +251,9 @@ def test_a_user_without_a_role_sees_nothing(ask, role):
         ("devices?state=unknown", "state"),
         (f"devices?search={'x' * 300}", "search"),
         ("timeline?hours=nan", "hours"),
+        ("usage?days=0", "days"),
+        ("usage?days=100000", "days"),
+        ("usage?by=secret", "by"),
         ("timeline?hours=-1", "hours"),
         ("timeline?hours=1000000", "hours"),
         ("worker", "id"),
@@ -299,10 +316,50 @@ def test_the_timeline_has_the_leases_of_the_devices(ask):
     assert (shown["total"], bars) == (3, {"GPU-0": [("fit", None)], "GPU-1": [(None, None)], "GPU-9": []})
 
 
+@pytest.fixture
+def two_hours_later(monkeypatch):
+    """The page's clock stands two hours after the leases began."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return EPOCH + timedelta(hours=2)
+
+    monkeypatch.setattr(page_routes, "datetime", Clock)
+
+
+def test_the_usage_of_tasks_names_no_hidden_dag(ask, two_hours_later, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HETERO__PRICES", '{"a100": 3}')
+    monkeypatch.setenv("AIRFLOW__HETERO__SHARES", "research=1, secret_team/hidden=1")
+    with ask() as client:
+        answers = {by: client.get(f"usage?by={by}&days=1").json() for by in ("dag", "task", "team", "owner")}
+    for by, name in (("dag", "dag"), ("task", "dag.fit"), ("team", "dag"), ("owner", "ana")):
+        rows = answers[by]["rows"]
+        assert [(row["subject"], row["held_h"], row["leases"], row["cost"]) for row in rows] == [
+            (name, 2.0, 1, 6.0),
+            (None, 2.0, 1, 6.0),
+        ]
+        assert "secret" not in str(answers[by])
+        assert "hidden" not in str(answers[by])
+    (day,) = answers["dag"]["days"]
+    assert (day["held_h"], day["free_h"], day["on_hold_h"]) == (4.0, 2.0, 0.0), "two of three GPUs are held"
+
+
+def test_the_usage_of_devices_adds_up_and_labels_what_is_simulated(ask, two_hours_later):
+    with ask() as client:
+        devices = {row["subject"]: row for row in client.get("usage?by=device").json()["rows"]}
+        models = [row["devices"] for row in client.get("usage?by=model").json()["rows"]]
+    assert models == ["nvidia/a100-sxm4-40gb", "nvidia/a100-sxm4-40gb (simulated)", "generic/x86-64"]
+    assert devices.keys() == {"worker-a/GPU-0", "worker-a/GPU-1", "worker-b/GPU-9", "worker-a/cpu"}
+    for row in devices.values():
+        assert row["existed_h"] == row["held_h"] + row["free_h"] + row["on_hold_h"] > 0
+        assert (row["leases"], row["cost"]) == (None, None)
+
+
 def test_the_schema_describes_every_view(ask):
     with ask() as client:
         schema = client.get("openapi.json").json()
-    assert {"/page/map", "/page/devices", "/page/queue", "/page/timeline", "/page/worker", "/page/drain"} <= set(
+    assert {"/page/map", "/page/devices", "/page/queue", "/page/timeline", "/page/usage", "/page/drain"} <= set(
         schema["paths"]
     )
     assert "FleetMap" in schema["components"]["schemas"]
