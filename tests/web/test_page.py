@@ -149,8 +149,19 @@ def test_a_worker_is_drained_and_undrained_after_a_question(airflow, run_id, pag
     expect(page.get_by_text(re.compile("The whole worker: drained since .*onerror.*by admin"))).to_be_visible()
     assert [hold.worker_id for hold in airflow.store().snapshot().holds] == ["rack-8-node-1"]
     page.get_by_role("button", name="Undrain this worker").click()
+    page.get_by_role("button", name="Cancel").click()
+    assert airflow.store().snapshot().holds != ()
+    page.get_by_role("button", name="Undrain this worker").click()
+    page.get_by_role("button", name="Undrain", exact=True).click()
     expect(page.get_by_text("None.", exact=True)).to_be_visible()
     assert airflow.store().snapshot().holds == ()
+    page.get_by_role("button", name="Drain this worker").click()
+    page.get_by_label("What to drain").select_option("rack-8-node-1/GPU-9")
+    page.get_by_role("button", name="Drain", exact=True).click()
+    expect(page.get_by_text(re.compile("GPU-9: drained since .*by admin"))).to_be_visible()
+    page.get_by_role("button", name="Undrain GPU-9").click()
+    page.get_by_role("button", name="Undrain", exact=True).click()
+    expect(page.get_by_text("None.", exact=True)).to_be_visible()
     assert page.title() != "hit"
 
 

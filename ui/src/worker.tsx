@@ -1,5 +1,5 @@
 // One worker: what it offers, what it does, and a way to drain it.
-import { Badge, Box, Button, Checkbox, Flex, Input, Text } from "@chakra-ui/react";
+import { Badge, Box, Button, Checkbox, Flex, Input, NativeSelect, Text } from "@chakra-ui/react";
 import { useState } from "react";
 
 import { useAddress } from "./filters";
@@ -16,18 +16,25 @@ const pairs = (values: Record<string, string>): string =>
     .map(([name, value]) => `${name} ${value}`)
     .join(", ") || "none";
 
+type Question = { path: "drain" | "undrain"; target: string };
+
+/** The name of a target on the page: a device of the worker, or the whole worker. */
+const nameOf = (target: string, worker: string): string =>
+  target === worker ? "this worker" : target.slice(worker.length + 1);
+
+/** Buttons that drain and undrain the worker and its devices, each after a question. */
 const Drain = ({ facts, onDone }: { facts: Facts; onDone: () => void }) => {
-  const [target, setTarget] = useState<string>();
+  const [question, setQuestion] = useState<Question>();
   const [reason, setReason] = useState("");
   const [move, setMove] = useState(false);
   const [problem, setProblem] = useState<string>();
   const [isBusy, setBusy] = useState(false);
-  const isDrained = facts.holds.length > 0;
-  const order = (path: string, body: unknown): void => {
+  const held = [...new Set(facts.holds.map((hold) => (hold.device ? `${facts.worker}/${hold.device}` : facts.worker)))];
+  const order = ({ path, target }: Question): void => {
     setBusy(true);
-    send(path, body)
+    send(path, path === "drain" ? { target, reason, move } : { target })
       .then(() => {
-        setTarget(undefined);
+        setQuestion(undefined);
         setProblem(undefined);
         onDone();
       })
@@ -38,31 +45,52 @@ const Drain = ({ facts, onDone }: { facts: Facts; onDone: () => void }) => {
     <Box>
       {problem && <Text fontWeight="medium" role="alert">{problem}</Text>}
       <Flex gap={2} wrap="wrap">
-        <Button disabled={isBusy} onClick={() => setTarget(facts.worker)} size="sm" variant="outline">
+        <Button disabled={isBusy} onClick={() => setQuestion({ path: "drain", target: facts.worker })} size="sm" variant="outline">
           Drain this worker
         </Button>
-        {isDrained && (
-          <Button disabled={isBusy} onClick={() => order("undrain", { target: facts.worker })} size="sm" variant="outline">
-            Undrain this worker
+        {held.map((target) => (
+          <Button disabled={isBusy} key={target} onClick={() => setQuestion({ path: "undrain", target })} size="sm" variant="outline">
+            Undrain {nameOf(target, facts.worker)}
           </Button>
-        )}
+        ))}
       </Flex>
-      {target !== undefined && (
-        <Box aria-label={`Drain ${target}`} as="form" borderWidth={1} borderRadius="md" mt={3} p={3} role="group">
-          <Text mb={2}>
-            {target} gets no new task until somebody undrains it. Running tasks {move ? "save and continue elsewhere" : "may finish there"}.
-          </Text>
-          <Flex align="center" gap={3} wrap="wrap">
-            <Input aria-label="Reason" maxLength={150} onChange={(event) => setReason(event.target.value)} placeholder="reason" size="sm" value={reason} width="260px" />
-            <Checkbox.Root checked={move} onCheckedChange={({ checked }) => setMove(checked === true)} size="sm">
-              <Checkbox.HiddenInput />
-              <Checkbox.Control />
-              <Checkbox.Label>Move running tasks</Checkbox.Label>
-            </Checkbox.Root>
-            <Button colorPalette="orange" disabled={isBusy} onClick={() => order("drain", { target, reason, move })} size="sm" type="button">
-              Drain
+      {question && (
+        <Box aria-label={`${question.path} ${question.target}`} as="form" borderWidth={1} borderRadius="md" mt={3} p={3} role="group">
+          {question.path === "drain" ? (
+            <>
+              <Text mb={2}>
+                {question.target} gets no new task until somebody undrains it. Running tasks {move ? "save and continue elsewhere" : "may finish there"}.
+              </Text>
+              <Flex align="center" gap={3} mb={3} wrap="wrap">
+                <NativeSelect.Root size="sm" width="auto">
+                  <NativeSelect.Field
+                    aria-label="What to drain"
+                    onChange={(event) => setQuestion({ path: "drain", target: event.currentTarget.value })}
+                    value={question.target}
+                  >
+                    <option value={facts.worker}>the whole worker</option>
+                    {facts.devices.map((row) => (
+                      <option key={row.device} value={`${facts.worker}/${row.device}`}>{row.device} ({row.name})</option>
+                    ))}
+                  </NativeSelect.Field>
+                  <NativeSelect.Indicator />
+                </NativeSelect.Root>
+                <Input aria-label="Reason" maxLength={150} onChange={(event) => setReason(event.target.value)} placeholder="reason" size="sm" value={reason} width="260px" />
+                <Checkbox.Root checked={move} onCheckedChange={({ checked }) => setMove(checked === true)} size="sm">
+                  <Checkbox.HiddenInput />
+                  <Checkbox.Control />
+                  <Checkbox.Label>Move running tasks</Checkbox.Label>
+                </Checkbox.Root>
+              </Flex>
+            </>
+          ) : (
+            <Text mb={2}>{question.target} takes tasks again at once, also after errors that put it on hold.</Text>
+          )}
+          <Flex gap={3}>
+            <Button colorPalette="orange" disabled={isBusy} onClick={() => order(question)} size="sm" type="button">
+              {question.path === "drain" ? "Drain" : "Undrain"}
             </Button>
-            <Button onClick={() => setTarget(undefined)} size="sm" type="button" variant="ghost">
+            <Button onClick={() => setQuestion(undefined)} size="sm" type="button" variant="ghost">
               Cancel
             </Button>
           </Flex>
