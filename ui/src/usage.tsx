@@ -7,7 +7,7 @@ import { Columns, type Schemas, Scroller, Status } from "./parts";
 import { query, usePoll } from "./poll";
 
 type Sums = Schemas["UsageTable"];
-type Row = Schemas["UsageRow"];
+type Row = Schemas["SubjectUsage"];
 type Day = Schemas["UsageDay"];
 
 const PERIOD_MS = 30_000;

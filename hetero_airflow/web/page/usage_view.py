@@ -37,7 +37,7 @@ _ACCELERATORS = "accelerators"
 _CPUS = "cpu"
 
 
-class UsageRow(BaseModel):
+class SubjectUsage(BaseModel):
     """The sums of a subject and a class of devices, in device-hours; of a CPU in core-hours."""
 
     subject: str | None
@@ -69,7 +69,7 @@ class UsageTable(BaseModel):
 
     since: datetime
     until: datetime
-    rows: list[UsageRow]
+    rows: list[SubjectUsage]
     total: int
     """All rows, shown or not."""
     days: list[UsageDay]
@@ -130,7 +130,7 @@ def usage_table(usage: Usage, by: Subject, readable: Collection[str], days: int,
     )
 
 
-def _task_rows(rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: Collection[str]) -> list[UsageRow]:
+def _task_rows(rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: Collection[str]) -> list[SubjectUsage]:
     owners = read_dag_owners() if by == "owner" else {}
     named = task_subjects(by, configured_shares(), owners)
     if named is None:
@@ -138,7 +138,7 @@ def _task_rows(rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: C
     rows, hidden = [*rows], ""
     sums = sum_tasks(rows, lambda row: named(row) if row.dag_id in readable else hidden, prices)
     return [
-        UsageRow(
+        SubjectUsage(
             subject=row.subject or None,
             devices=row.device_class,
             is_cpu=row.kind == _CPUS,
@@ -153,11 +153,11 @@ def _task_rows(rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: C
     ]
 
 
-def _device_rows(rows: Iterable[DeviceDay], by: Subject, prices: Prices) -> list[UsageRow]:
+def _device_rows(rows: Iterable[DeviceDay], by: Subject, prices: Prices) -> list[SubjectUsage]:
     if by not in ("model", "worker", "device"):
         return []
     return [
-        UsageRow(
+        SubjectUsage(
             subject=row.subject,
             devices=row.device_class,
             is_cpu=row.kind == _CPUS,
