@@ -38,22 +38,34 @@ class _Shown(NamedTuple):
 
 
 def note_presence(transaction: WriteTransaction, worker_ids: Collection[str], now: datetime) -> None:
-    """Compare the devices of these workers, whose rows are written, with the open times, and write the differences."""
+    """Compare the devices of these workers, whose rows are written, with the open times, and write the differences.
+
+    The clocks of two processes differ. A time never begins before the one before it has ended, so none counts twice.
+    """
     if not worker_ids:
         return
     wanted = _current(transaction, worker_ids)
-    rows = transaction.read_by_rows(_open_times, key_rows(worker_ids))
-    stored = {
-        (row.worker_id, row.device_id): _Shown(row.device_class, row.kind, row.capacity_milli, bool(row.is_on_hold))
-        for row in rows
-    }
+    stored: dict[tuple[str, str], _Shown] = {}
+    earliest: dict[tuple[str, str], datetime] = {}
+    """Device → when its next time may begin; without those that may begin now."""
+    for row in transaction.read_by_rows(_open_times, key_rows(worker_ids), now=now):
+        key, noted_until = (row.worker_id, row.device_id), row.until or row.since
+        if row.until is None:
+            stored[key] = _Shown(row.device_class, row.kind, row.capacity_milli, bool(row.is_on_hold))
+        earliest[key] = max(noted_until, earliest.get(key, now))
     over = [
         {"worker_key": key[0], "key": key[1], "now": now} for key, shown in stored.items() if wanted.get(key) != shown
     ]
     transaction.execute_many(_DROP_EMPTY, over)
     transaction.execute_many(_CLOSE, over)
     begun = [
-        {"worker_id": key[0], "device_id": key[1], "since": now, "until": None, **shown._asdict()}
+        {
+            "worker_id": key[0],
+            "device_id": key[1],
+            "since": max(now, earliest.get(key, now)),
+            "until": None,
+            **shown._asdict(),
+        }
         for key, shown in wanted.items()
         if stored.get(key) != shown
     ]
@@ -92,6 +104,8 @@ def _devices(dialect: str) -> Select[Any]:
 
 @lru_cache(maxsize=2)
 def _open_times(dialect: str) -> Select[Any]:
+    """The times that go on, and those that ended later than now, by another clock."""
     workers = json_table(dialect, key="text")
-    is_open = (_PRESENT.worker_id == workers.c.key) & _PRESENT.until.is_(None)
-    return select(tables.device_presence).join_from(workers, tables.device_presence, is_open)
+    is_open = _PRESENT.until.is_(None) | (_PRESENT.until > bindparam("now", type_=_PRESENT.until.type))
+    of_worker = (_PRESENT.worker_id == workers.c.key) & is_open
+    return select(tables.device_presence).join_from(workers, tables.device_presence, of_worker)

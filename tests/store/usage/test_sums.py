@@ -192,6 +192,17 @@ def test_a_heartbeat_without_news_writes_nothing_and_events_of_one_moment_leave_
     assert [(row.since, row.until) for row in rows] == [(EPOCH, None)] * 3
 
 
+def test_no_time_counts_twice_where_two_clocks_differ(engine):
+    store, worker = SqlStore(engine), a_worker("worker-a", (a_device(),))
+    store.record([WorkerSeen(worker)], EPOCH)
+    store.record([HoldPlaced(hold_on("", at(2)))], at(2))
+    store.record([HoldLifted(worker.id, "", HoldKind.DRAINED)], at(1))
+    store.record([HoldPlaced(hold_on("GPU-0", at(3)))], at(3))
+    store.record([WorkerLost(worker.id)], at(5))
+    store.record([WorkerSeen(worker)], at(4))
+    assert hours_of(engine, 0, 8) == {"existed": 8.0, "free": 3.0, "on_hold": 5.0}
+
+
 def test_old_sums_are_deleted(engine):
     store = SqlStore(engine)
     store.record([WorkerSeen(a_worker()), WorkerLost("worker-b")], EPOCH)
