@@ -16,6 +16,7 @@ from airflow.configuration import conf
 from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
+from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
@@ -30,6 +31,8 @@ from hetero_airflow.settings import SECTION, default
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from sqlalchemy.orm import Session
 
 NAME = "local"
 
@@ -89,6 +92,11 @@ class LocalEngine(WrappedExecutor):
         self._host = get_hostname()
         self._task_timeout = timedelta(seconds=conf.getfloat("scheduler", "task_instance_heartbeat_timeout"))
         self._workers: Callable[[], Mapping[str, Worker]] = dict
+        self._unleased: dict[Any, str] = {}
+        """Key → task instance id, of tasks without a lease that were handed over and whose end was not reported.
+
+        A worker process that is killed reports nothing, so its task stays here.
+        """
         self._leaders: dict[str, psutil.Process] = {}
         """Lease id → its task's process, once found. Then a clock that is set forward can't hide it."""
 
@@ -97,23 +105,49 @@ class LocalEngine(WrappedExecutor):
         self._workers = context.workers
         super().start(context)
 
+    def accept(self, workload: Any, session: Session) -> None:
+        """Take a workload that asks for no device."""
+        if isinstance(workload, ExecuteTask):
+            self._unleased[workload.key] = str(workload.ti.id)
+        super().accept(workload, session)
+
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed here; it starts at the next `heartbeat`."""
-        self.hand_over_unplaced(workload)
+        self.executor.queued_tasks[workload.key] = workload
         self._reports.handed_over.append(workload.key)
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that waited; it starts at the next `heartbeat`."""
+        self._unleased[workload.key] = str(workload.ti.id)
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:
         """Take back a task that no worker process has yet. Returns whether it was still here."""
+        self._unleased.pop(key, None)
         return self.executor.queued_tasks.pop(key, None) is not None
+
+    def is_busy_with(self, task_instance: Any) -> bool:
+        """Whether a task without a lease waits here for a worker process, or has one.
+
+        LocalExecutor's `has_task` does not know the tasks that it has started. A RUNNING task whose worker process was
+        killed is not here any more. A QUEUED one is, until Airflow revokes it after `task_queued_timeout`: it can't be
+        told from one that a worker process has just taken, and has not put into its title yet.
+        """
+        id_ = str(task_instance.id)
+        is_handed_over = self._unleased.get(task_instance.key) == id_
+        return (is_handed_over and task_instance.state == TaskInstanceState.QUEUED) or self._has_process(id_)
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call."""
         self.executor.sync()
-        return dict(self.executor.get_event_buffer())
+        return self._take_events()
+
+    def _take_events(self) -> dict[Any, tuple[Any, Any]]:
+        events = dict(self.executor.get_event_buffer())
+        for key, (state, _) in events.items():
+            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                self._unleased.pop(key, None)
+        return events
 
     def heartbeat(self) -> None:
         """Give the tasks that were handed over to the worker processes."""
@@ -177,6 +211,10 @@ class LocalEngine(WrappedExecutor):
         """Whether a workload may still start: it waits in the pipe, or a worker process has it."""
         if self.executor._unread_messages.value > 0 or self.executor.queued_tasks:
             return True
+        return self._has_process(task_instance_id)
+
+    def _has_process(self, task_instance_id: str) -> bool:
+        """Whether a worker process has the task."""
         return any(task_instance_id.encode() in title for title in self._titles())
 
     def _titles(self) -> Iterator[bytes]:
@@ -232,4 +270,4 @@ class LocalEngine(WrappedExecutor):
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Wait for the running tasks, then stop the worker processes. Returns the tasks that ended meanwhile."""
         self.executor.end()
-        return dict(self.executor.get_event_buffer())
+        return self._take_events()

@@ -32,6 +32,10 @@ class WrappedExecutor:
         """Whether the executor still has the task."""
         return bool(self.executor.has_task(task_instance))
 
+    def is_busy_with(self, task_instance: Any) -> bool:
+        """Whether the executor runs the task or has it queued."""
+        return self.has_task(task_instance)
+
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Follow the tasks of another scheduler. Returns those that the executor can't follow."""
         return self.executor.try_adopt_task_instances(task_instances)  # type: ignore[no-any-return]

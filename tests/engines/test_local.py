@@ -1,12 +1,17 @@
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from multiprocessing import Value
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
+from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.engines import local
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
@@ -161,3 +166,96 @@ def test_the_names_of_all_temporary_files_are_not_read_once_for_each_lease(monke
     monkeypatch.setattr(os, "scandir", recording(os.scandir))
     LocalEngine(1).liveness_of([LeasedProcess(lease, "running", is_ours=True) for lease in leases])
     assert read.count(str(tmp_path)) <= 3
+
+
+class PlainTask:
+    """A task without a device, as its scheduler and its worker process see it. No real worker process starts."""
+
+    def __init__(self, engine):
+        self.engine, self.executor, self.process = engine, engine.executor, None
+        self.executor.activity_queue, self.executor.result_queue = SimpleQueue(), SimpleQueue()
+        self.executor._unread_messages, self.executor.workers = Value("I"), {}
+        self.workload = ExecuteTask.model_construct(ti=SimpleNamespace(key="plain", id="first-run", priority_weight=1))
+        self.executor._spawn_workers_with_gc_freeze = lambda number: None
+
+    def is_here(self, state, id="first-run"):
+        return self.engine.is_busy_with(SimpleNamespace(key="plain", id=id, state=state))
+
+    def take(self):
+        """As a worker process: take it from the pipe. The process has no title yet."""
+        assert self.executor.activity_queue.get() is self.workload
+        self.executor._unread_messages.value -= 1
+
+    def begin(self):
+        title = "airflow worker -- LocalExecutor: first-run"
+        self.process = subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
+        self.executor.workers[self.process.pid] = SimpleNamespace(is_alive=lambda: True)
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def report(self):
+        self.executor.result_queue.put(("plain", "success", None))
+
+
+@pytest.fixture
+def plain_task():
+    task = PlainTask(LocalEngine(1))
+    yield task
+    task.kill()
+
+
+@pytest.mark.parametrize("hand_over", ["accept", "hand_over_unplaced"])
+def test_a_plain_task_is_here_from_its_hand_over_to_the_end_that_its_worker_process_reports(plain_task, hand_over):
+    arguments = (None,) if hand_over == "accept" else ()
+    assert not plain_task.is_here("queued")
+    getattr(plain_task.engine, hand_over)(plain_task.workload, *arguments)
+    assert plain_task.is_here("queued")
+    plain_task.engine.heartbeat()
+    assert plain_task.is_here("queued"), "in the pipe"
+    plain_task.take()
+    assert plain_task.is_here("queued"), "a worker process takes it just now"
+    plain_task.begin()
+    assert plain_task.is_here("queued")
+    assert plain_task.is_here("running")
+    plain_task.kill()  # stands for the change of its title
+    plain_task.report()
+    assert list(plain_task.engine.collect()) == ["plain"]
+    assert not plain_task.is_here("queued")
+    assert not plain_task.is_here("running")
+
+
+def test_a_plain_task_whose_worker_process_was_killed_is_not_here_any_more(plain_task):
+    """LocalExecutor reports nothing about it."""
+    plain_task.engine.accept(plain_task.workload, None)
+    plain_task.engine.heartbeat()
+    plain_task.take()
+    plain_task.begin()
+    plain_task.kill()
+    assert not plain_task.is_here("running")
+
+
+def test_another_run_of_a_plain_task_is_not_taken_for_the_one_that_is_here(plain_task):
+    """Airflow gives a task that it resets or clears another id."""
+    plain_task.engine.accept(plain_task.workload, None)
+    assert not plain_task.is_here("queued", "second-run")
+    plain_task.engine.heartbeat()
+    plain_task.take()
+    plain_task.begin()
+    assert not any(plain_task.is_here(state, "second-run") for state in ("queued", "running", "restarting"))
+
+
+def test_a_plain_task_that_airflow_revoked_is_not_here_any_more(plain_task):
+    plain_task.engine.accept(plain_task.workload, None)
+    plain_task.engine.heartbeat()
+    assert not plain_task.engine.withdraw("plain"), "it is in the pipe"
+    assert not plain_task.is_here("queued")
+
+
+def test_a_callback_is_accepted_and_is_no_task(plain_task):
+    callback = SimpleNamespace(key="callback")
+    plain_task.executor.queue_workload = lambda workload, session: None
+    plain_task.engine.accept(callback, None)
+    assert not plain_task.engine.is_busy_with(SimpleNamespace(key="callback", id="callback", state="queued"))

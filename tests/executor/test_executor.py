@@ -29,6 +29,7 @@ def executor(bench, monkeypatch):
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     executor = HeteroExecutor(parallelism=4)
     bench.engine.events, bench.engine.has_task, bench.engine.occupied_slots = {}, lambda ti: False, 0
+    bench.engine.is_busy_with = lambda ti: False
     bench.engine.collect = lambda: bench.engine.events
     bench.engine.heartbeat = lambda: None
     bench.engine.withdraw = lambda key: False
@@ -358,10 +359,17 @@ def test_an_adoption_that_waits_too_long_for_a_round_is_tried_again_by_airflow(b
 def test_our_own_tasks_need_no_round_when_airflow_offers_them_after_a_late_heartbeat(bench, executor):
     """On SQLite, a round of another thread may wait for the transaction in which the scheduler asks."""
     id_ = start(bench)
-    bench.engine.has_task = lambda ti: True
+    bench.engine.is_busy_with = lambda ti: ti.key in ("plain", "check")
     plain = a_task_instance(Key("plain"), "p", "running", device=False)
+    check = a_task_instance(Key("check"), "c", "queued")
+    check.executor_config = {"hetero": {"is_probe": True}}
     with executor._round:
-        assert executor.try_adopt_task_instances([a_task_instance("a", id_, "running"), plain]) == []
+        assert executor.try_adopt_task_instances([a_task_instance("a", id_, "running"), plain, check]) == []
+
+
+def test_a_plain_task_whose_worker_process_is_gone_is_given_back_to_airflow(bench, executor):
+    gone = a_task_instance(Key("plain"), "p", "running", device=False)
+    assert executor.try_adopt_task_instances([gone]) == [gone]
 
 
 def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):

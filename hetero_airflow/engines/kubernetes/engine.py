@@ -119,6 +119,10 @@ class KubernetesEngine:
         """Whether KubernetesExecutor still has the task."""
         return any(adapter.executor.has_task(task_instance) for adapter in self.cluster.adapters)
 
+    def is_busy_with(self, task_instance: Any) -> bool:
+        """Whether KubernetesExecutor runs the task or has it queued."""
+        return self.has_task(task_instance)
+
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Watch the pods that another scheduler made. Returns the tasks that have none.
 

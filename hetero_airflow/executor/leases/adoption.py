@@ -11,6 +11,7 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.contract.envelope import is_device_task
+from hetero_airflow.contract.placement_check import is_placement_check
 from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
@@ -57,9 +58,9 @@ class Adoption:
             self.round.release()
 
     def _is_own(self, ti: Any) -> bool:
-        """Whether this executor has the task. The engine knows about tasks without a device."""
-        if not is_device_task(ti.executor_config):
-            return self.has_task(ti.key) or self.engine.has_task(ti)
+        """Whether this executor has the task. The engine knows about tasks that run without a lease."""
+        if not is_device_task(ti.executor_config) or is_placement_check(ti.executor_config):
+            return self.has_task(ti.key) or self.engine.is_busy_with(ti)
         return self.has_task(ti.key) and not self._is_later_run(ti)
 
     def _is_later_run(self, ti: Any) -> bool:
