@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -45,12 +45,7 @@ page: $(VENV)/.installed  ## build the page in Airflow's UI from its TypeScript;
 screenshots: $(VENV)/.installed  ## write each view of the page into build/screenshots: light and dark, wide and narrow
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/web/screenshots.py build/screenshots
 
-# Lint is one process that computes. It runs beside the tests, which wait now and then.
-test: $(VENV)/.installed  ## lint and all tests at once: unit, system (a real Airflow), PostgreSQL
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint pytest
-
-pytest: $(VENV)/.installed
-	@echo '== pytest'
+test: $(VENV)/.installed  ## lint and all tests: unit, system (a real Airflow), PostgreSQL; PYTEST_ADDOPTS=--cpu prints their cost
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS)'
 
 test-busy: $(VENV)/.installed  ## the same tests with a busy process on each core
@@ -164,10 +159,11 @@ $(VENV)/bin/python:
 	    "Install one, or give its path: PYTHON=/path/to/python make …" >&2; \
 	fi; exit 1
 
-# A virtual environment does not survive a move: it is made anew where its stamp names another folder.
+# A virtual environment does not survive a move: it is made anew where its stamp names another folder. Both rules get
+# the phony target, since the new .venv/bin/python is a link to a file that is as old as before.
 ifneq ($(wildcard $(VENV)/.installed),)
 ifneq ($(shell cat $(VENV)/.installed),$(CURDIR))
-$(VENV)/bin/python: moved
+$(VENV)/bin/python $(VENV)/.installed: moved
 endif
 endif
 
