@@ -1,15 +1,13 @@
-"""What all tests share: a PostgreSQL server that the tests start, and how pytest-xdist spreads the tests.
-
-The tests that boot an Airflow mostly wait. They run in processes of their own, one after the other, beside the tests
-that compute. Each group below shares one process, so that its tests share their Airflow.
-"""
+"""What all tests share: a PostgreSQL server that the tests start, their order, and what they cost (``--cpu``)."""
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 
@@ -26,45 +24,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 from sqlalchemy import NullPool, create_engine, text
-from xdist.scheduler import LoadScopeScheduling
 
+from tests.lanes import LaneScheduling, in_order
 from tests.postgres_server import running_postgres
 from tests.warm_airflow import WarmAirflow
 
-GROUPS = {
-    "airflow on SQLite": ("tests/system/",),
-    "airflow on PostgreSQL": (
-        "tests/system/test_beside_other_executors.py",
-        "tests/system/test_gangs.py",
-        "tests/dags/test_example_dags.py",
-    ),
-    "airflow in other configurations": (
-        "tests/system/test_celery.py",
-        "tests/system/test_outages.py",
-        "tests/tools/test_demo.py",
-        "tests/web/test_every_route.py",
-    ),
-    "command line": (
-        "tests/cli/test_commands.py",
-        "tests/cli/test_rehearsing_commands.py",
-        "tests/cli/workers/test_enroll.py",
-        "tests/cli/requests/test_decisions.py",
-        "tests/cli/requests/test_render.py",
-        "tests/cli/requests/test_usage.py",
-        "tests/cli/simulation/test_task_history.py",
-    ),
-    "control plane": ("tests/system/kubernetes/",),
-    "type checker": ("tests/operators/test_types.py",),
-    "package": ("tests/packaging/",),
-    "page": ("tests/web/test_page.py",),
-}
-"""Group → the beginnings of its tests' node ids. The longest one counts.
-
-The tests of other files spread over all processes, also those of one file. So a fixture of a file that computes for
-long needs a group: each process would compute it.
-"""
-ON_POSTGRES = "[airflow_on_postgres"
-"""The parameter that takes a test to the second group, which has time left for the example DAGs."""
+COMPUTED_S = pytest.StashKey[float]()
+"""Seconds of computing of this process and its ended children, at the end of the last test."""
 
 # How long an example takes says how busy the machine is, not whether it is right.
 settings.register_profile("tests", deadline=None)
@@ -100,27 +66,68 @@ def make_postgres_database(postgres_server: str) -> Callable[[], str]:
     return make
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded by now lives until the end; so no garbage collection has to visit it. It saves 5 % of the time."""
+    session.config.stash[COMPUTED_S] = _computed_s()
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the tests of a group together, also where one process runs all."""
+    items[:] = in_order(items)
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process for each core, and three for the tests that wait for an Airflow."""
-    return (os.cpu_count() or 1) + 3
+    """One process for each core; the first one boots Airflows."""
+    return os.cpu_count() or 1
 
 
-class AirflowScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps the tests of a group in one process, in their order; the largest groups start first."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        if ON_POSTGRES in nodeid:
-            return "airflow on PostgreSQL"
-        groups = {start: group for group, starts in GROUPS.items() for start in starts if nodeid.startswith(start)}
-        return groups[max(groups, key=len)] if groups else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> AirflowScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LaneScheduling:
     """The mark ``xdist_group`` would say the same, but pytest-xdist 3.8 does not read it under pytest 9.2."""
-    return AirflowScheduling(config, log)
+    return LaneScheduling(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--cpu``."""
+    parser.addoption("--cpu", action="store_true", help="print what each test file computed, in seconds")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[pytest.TestReport]:
+    """Add to a test's last report what was computed since that of the test before.
+
+    Processes that the test started count once they have ended.
+    """
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append(("computed_s", _computed_s() - item.config.stash[COMPUTED_S]))
+        item.config.stash[COMPUTED_S] = _computed_s()
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what did not run, a line for each reason, and the table of ``--cpu``."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section("tests that did not run")
+    for reason, number in reasons.most_common():
+        terminalreporter.line(f"{number:6}  {reason}")
+    if config.getoption("cpu"):
+        terminalreporter.section("seconds of computing, by file")
+        for path, computed_s in _computed_by_file(terminalreporter).most_common():
+            terminalreporter.line(f"{computed_s:8.1f}  {path}")
+
+
+def _computed_by_file(terminalreporter: pytest.TerminalReporter) -> Counter[str]:
+    seconds: Counter[str] = Counter()
+    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+        if getattr(report, "when", None) == "teardown":
+            seconds[report.nodeid.partition("::")[0]] += dict(report.user_properties).get("computed_s", 0.0)
+    return seconds
+
+
+def _computed_s() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

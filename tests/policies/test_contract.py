@@ -28,9 +28,10 @@ from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
+from tests.effort import IS_LONG
 from tests.policies.every_policy import EVERY_POLICY
 
-thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=40 if IS_LONG else 8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples for each row. All rows test what they share, so the suite stays within minutes."""
 rows = pytest.mark.parametrize("name", EVERY_POLICY)
 BY_CLASS = ["priority"]
@@ -110,33 +111,26 @@ def take(used: Counter[tuple[str, str, str]], place: Place) -> None:
 
 @rows
 @thorough
-@given(snapshot=snapshots())
-def test_a_plan_fits_its_snapshot_and_decides_each_request_once(name: str, snapshot: Snapshot) -> None:
-    assert plan_faults(snapshot, make(name).decide(snapshot, EPOCH)) == []
-
-
-@rows
-@thorough
 @given(snapshot=snapshots(), before=snapshots())
-def test_the_same_snapshot_gives_the_same_plan_whatever_was_decided_before(
-    name: str, snapshot: Snapshot, before: Snapshot
-) -> None:
+def test_a_plan_keeps_the_contract(name: str, snapshot: Snapshot, before: Snapshot) -> None:
+    plan = make(name).decide(snapshot, EPOCH)
+    assert plan_faults(snapshot, plan) == []
+    assert plan.preemptions == (), "the engine can't preempt"
     used = make(name)
     used.decide(before, EPOCH)
     turned = replace(snapshot, workers=snapshot.workers[::-1], pending=snapshot.pending[::-1])
-    expected = make(name).decide(snapshot, EPOCH)
-    assert used.decide(snapshot, EPOCH) == expected
-    assert used.decide(turned, EPOCH) == expected
+    assert used.decide(snapshot, EPOCH) == plan, "it depends on what was decided before"
+    assert used.decide(turned, EPOCH) == plan, "it depends on the order of the snapshot"
+    assert_placements_give_what_one_alternative_asks(snapshot, plan)
+    assert_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(snapshot, plan)
+    assert_only_impossible_requests_are_refused(snapshot, plan)
 
 
-@rows
-@thorough
-@given(snapshot=snapshots())
-def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapshot) -> None:
+def assert_placements_give_what_one_alternative_asks(snapshot: Snapshot, plan: Plan) -> None:
     pending = {request.id: request for request in snapshot.pending}
     workers = {worker.id: worker for worker in snapshot.workers}
     used = usage_of(snapshot)
-    for place in make(name).decide(snapshot, EPOCH).places:
+    for place in plan.places:
         alternative = pending[place.request_id].request.alternatives[place.alternative]
         worker = workers[place.worker_id]
         assert fits(alternative, worker, used, is_idle=False)
@@ -159,15 +153,12 @@ def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapsh
         take(used, place)
 
 
-@rows
-@thorough
-@given(snapshot=snapshots())
-def test_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(
-    name: str, snapshot: Snapshot
+def assert_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(
+    snapshot: Snapshot, plan: Plan
 ) -> None:
     pending = {request.id: request for request in snapshot.pending}
     used = usage_of(snapshot)
-    for decision in make(name).decide(snapshot, EPOCH).decisions:
+    for decision in plan.decisions:
         request = pending[decision.request_id].request
         could = [any(fits(a, w, used, is_idle=False) for w in snapshot.workers) for a in request.alternatives]
         if isinstance(decision, Place):
@@ -178,11 +169,8 @@ def test_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_ne
             break
 
 
-@rows
-@thorough
-@given(snapshot=snapshots())
-def test_only_a_request_that_no_known_worker_could_ever_run_is_refused(name: str, snapshot: Snapshot) -> None:
-    plan = make(name).decide(snapshot, EPOCH)
+def assert_only_impossible_requests_are_refused(snapshot: Snapshot, plan: Plan) -> None:
+    """What no known worker could ever run is refused, and nothing else."""
     refused = {decision.request_id for decision in plan.decisions if isinstance(decision, Refuse)}
     impossible = {
         request.id
@@ -255,41 +243,21 @@ def untouched(snapshot: Snapshot) -> Snapshot:
 @rows
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
-def test_only_live_leases_are_preempted_once_and_only_for_waiting_or_moving_requests(
-    name: str, snapshot: Snapshot
-) -> None:
+def test_preemptions_keep_the_contract(name: str, snapshot: Snapshot) -> None:
+    """Only live leases, each once, gangs whole, and only for requests that wait or move."""
     plan = make(name).decide(snapshot, EPOCH)
     assert plan_faults(snapshot, plan) == []
     waits = {decision.request_id for decision in plan.decisions if isinstance(decision, Wait)}
-    moves = {preempt.request_id for preempt in plan.preemptions}  # two that change places make room for each other
-    assert {preempt.beneficiary for preempt in plan.preemptions} <= {*waits, *moves, None}
+    taken = {preempt.request_id for preempt in plan.preemptions}  # two that change places make room for each other
+    assert {preempt.beneficiary for preempt in plan.preemptions} <= {*waits, *taken, None}
     assert all(preempt.beneficiary != preempt.request_id for preempt in plan.preemptions)
-
-
-@rows
-@thorough
-@given(snapshot=snapshots())
-def test_nothing_is_preempted_where_the_engine_can_not(name: str, snapshot: Snapshot) -> None:
-    assert make(name).decide(snapshot, EPOCH).preemptions == ()
-
-
-@pytest.mark.parametrize("name", BY_CLASS)
-@thorough
-@given(snapshot=snapshots(can_preempt=True))
-def test_only_lower_classes_are_preempted(name: str, snapshot: Snapshot) -> None:
-    pending = {request.id: request.request.priority.rank for request in snapshot.pending}
-    for preempt in make(name).decide(snapshot, EPOCH).preemptions:
-        assert preempt.beneficiary is not None
-        assert pending[preempt.beneficiary] < snapshot.holders[preempt.request_id].request.priority.rank
-
-
-@rows
-@thorough
-@given(snapshot=snapshots(can_preempt=True))
-def test_a_gang_is_preempted_as_a_whole(name: str, snapshot: Snapshot) -> None:
-    taken = {preempt.request_id for preempt in make(name).decide(snapshot, EPOCH).preemptions}
     gangs = {snapshot.holders[name].gang for name in taken} - {""}
     assert {holder.id for holder in snapshot.holders.values() if holder.gang in gangs} <= taken
+    if name in BY_CLASS:
+        pending = {request.id: request.request.priority.rank for request in snapshot.pending}
+        for preempt in plan.preemptions:
+            assert preempt.beneficiary is not None
+            assert pending[preempt.beneficiary] < snapshot.holders[preempt.request_id].request.priority.rank
 
 
 @for_one
