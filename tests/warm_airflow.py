@@ -55,6 +55,9 @@ LOADED = (
 
 _MAX_MESSAGE = 200_000
 
+COMMAND_TIMEOUT_S = 600
+"""How long a command may take. Only a fault takes this long, also on a slow and busy host."""
+
 
 class WarmProcess:
     """A process that `WarmAirflow` has started; as much of `subprocess.Popen` as tests use."""
@@ -136,7 +139,7 @@ class WarmAirflow:
     ) -> subprocess.CompletedProcess[str]:
         """Run ``airflow`` with these arguments to its end."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            code = self.start(arguments, environment, folder, output.fileno(), errors.fileno()).wait()
+            code = self.start(arguments, environment, folder, output.fileno(), errors.fileno()).wait(COMMAND_TIMEOUT_S)
             texts = [(file.seek(0), file.read())[1] for file in (output, errors)]
         return subprocess.CompletedProcess(arguments, code, *texts)
 

@@ -125,7 +125,7 @@ class Fleet(ABC):
             with engine.connect() as connection:
                 return connection.execute(query).scalar_one() == WorkerState.LOST
 
-        self.airflow.wait_until(is_lost, f"{name} to be found lost", 60, 0.2)
+        self.airflow.wait_until(is_lost, f"{name} to be found lost", every_s=0.2)
         return time.time()
 
     def wait_for(self, *names: str) -> None:
@@ -137,4 +137,4 @@ class Fleet(ABC):
             states = self.states()
             return all(states.get(name) is WorkerState.ONLINE for name in names)
 
-        self.airflow.wait_until(online, f"{', '.join(names)} to be online", 60)
+        self.airflow.wait_until(online, f"{', '.join(names)} to be online")

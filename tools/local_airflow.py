@@ -24,6 +24,13 @@ from sqlalchemy import NullPool, create_engine
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.store.sql.store import SqlStore
 
+COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
+USER = "admin"
+PATIENCE_S = 600
+"""How long to wait for what must come. Only a fault takes this long, also on a slow and busy host."""
+HTTP_TIMEOUT_S = 120
+"""How long a request to Airflow may take."""
+
 Process = Any
 """As much of `subprocess.Popen` as is used here: pid, returncode, poll, wait, terminate, kill."""
 
@@ -64,14 +71,11 @@ class ColdAirflow:
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE_S,
         )
 
     def close(self) -> None:
         """Free what it needs to start processes."""
-
-
-COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-USER = "admin"
 
 
 class LocalAirflow:
@@ -149,7 +153,7 @@ class LocalAirflow:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, timeout_s: float = 120) -> None:
+    def start(self) -> None:
         """Migrate the database, start the components, and wait until all answer."""
         self.home.mkdir(parents=True, exist_ok=True)
         passwords = self.home / "passwords.json"
@@ -160,7 +164,11 @@ class LocalAirflow:
             self.launch(name)
         for name in self.schedulers[1:]:
             self.launch(name, "scheduler", AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT=str(_free_port()))
-        self.wait_until(self.is_healthy, "Airflow to answer", timeout_s)
+        try:
+            self.wait_until(self.is_healthy, "Airflow to answer")
+        except TimeoutError as error:
+            ends = "\n".join(f"---- {name}.log ends with\n{self._log_end(name)}" for name in self._processes)
+            raise TimeoutError(f"{error}\n{ends}") from None
 
     def launch(self, name: str, *arguments: str, **environment: str) -> None:
         """Start a component; its output goes to ``<home>/<name>.log``. The same name again runs the same command.
@@ -228,10 +236,9 @@ class LocalAirflow:
         """Whether the API server answers and sees the other components."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                log = (self.home / f"{name}.log").read_text(errors="replace")
-                raise RuntimeError(f"airflow {name} ended with {process.returncode}:\n{log[-4000:]}")
+                raise RuntimeError(f"airflow {name} ended with {process.returncode}:\n{self._log_end(name)}")
         try:
-            self._stranger = self._stranger or httpx.Client(timeout=5)
+            self._stranger = self._stranger or httpx.Client(timeout=30)
             health = self._stranger.get(f"{self.url}/api/v2/monitor/health").json()
         except (httpx.HTTPError, ValueError):
             return False
@@ -242,12 +249,12 @@ class LocalAirflow:
         """Call Airflow's public API (``path`` below ``/api/v2``); return the JSON value."""
         if self._client is None:
             answer = httpx.post(
-                f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=30
+                f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=HTTP_TIMEOUT_S
             )
             answer.raise_for_status()
             token = answer.json()["access_token"]
             headers = {"Authorization": f"Bearer {token}"}
-            self._client = httpx.Client(base_url=f"{self.url}/api/v2", headers=headers, timeout=30)
+            self._client = httpx.Client(base_url=f"{self.url}/api/v2", headers=headers, timeout=HTTP_TIMEOUT_S)
         answer = self._client.request(method, path, **kwargs)
         if answer.status_code == 500 and "Database error" in answer.text and self._is_sqlite:
             # Airflow first records a request in its database, and blocks a thread for that. Another request that holds
@@ -257,7 +264,7 @@ class LocalAirflow:
             raise RuntimeError(f"{method} {path} answered {answer.status_code}: {answer.text[:2000]}")
         return answer.json() if answer.content else None
 
-    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, timeout_s: float = 120) -> str:
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Wait until Airflow has read the DAG's file, and start a run; return its run id."""
 
         def is_known() -> bool:
@@ -265,7 +272,7 @@ class LocalAirflow:
                 raise RuntimeError(f"{error['filename']} can't be imported:\n{error['stack_trace']}")
             return any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"])
 
-        self.wait_until(is_known, f"Airflow to read the DAG {dag_id}", timeout_s)
+        self.wait_until(is_known, f"Airflow to read the DAG {dag_id}")
         self.api("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
         run = self.api("POST", f"/dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": dict(conf or {})})
         return str(run["dag_run_id"])
@@ -274,7 +281,7 @@ class LocalAirflow:
         """The task instances of a run, as JSON values of the API."""
         return list(self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=1000")["task_instances"])
 
-    def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 240) -> str:
+    def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = PATIENCE_S) -> str:
         """Wait until a run has ended; return its state."""
         state = ""
 
@@ -297,16 +304,18 @@ class LocalAirflow:
         content = self.api("GET", f"{path}?map_index={map_index}")["content"]
         return "\n".join(_log_line(line) for line in content)
 
-    def wait_until(self, condition: Any, what: str, timeout_s: float = 120, every_s: float = 0.25) -> Any:
+    def wait_until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.25) -> Any:
         """Wait until the condition is true; return its value.
 
         :raises TimeoutError: it does not become true in time
         """
-        end = time.monotonic() + timeout_s
+        begin = asked = time.monotonic()
         while not (value := condition()):
-            if time.monotonic() > end:
+            answered = time.monotonic()
+            if answered > begin + timeout_s:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}; see the logs in {self.home}")
-            time.sleep(every_s)
+            time.sleep(max(every_s, 2 * (answered - asked)))  # on a busy host, leave time to what is waited for
+            asked = time.monotonic()
         return value
 
     def store(self) -> SqlStore:
@@ -317,7 +326,7 @@ class LocalAirflow:
     def _is_sqlite(self) -> bool:
         return self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite")
 
-    def wait_until_freed(self, timeout_s: float = 60) -> None:
+    def wait_until_freed(self) -> None:
         """Wait until no lease is left, also by the scheduler's last look at the local runs of this host.
 
         A lease outlives its task until the task's processes are known to be gone.
@@ -329,7 +338,10 @@ class LocalAirflow:
             devices = [device for worker in snapshot.workers for device in worker.devices]
             return not snapshot.leases and not any("local run" in (device.problem or "") for device in devices)
 
-        self.wait_until(is_free, "all leases to be freed", timeout_s)
+        self.wait_until(is_free, "all leases to be freed")
+
+    def _log_end(self, name: str) -> str:
+        return (self.home / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def pid(self, name: str) -> int:
         """The main process of a component."""

@@ -41,7 +41,7 @@ def runs(airflow):
     runs, states = {}, {}
     for dag_id, conf in CONFS.items():
         runs[dag_id] = airflow.trigger(dag_id, conf)
-        states[dag_id] = airflow.wait_for_run(dag_id, runs[dag_id], 240)
+        states[dag_id] = airflow.wait_for_run(dag_id, runs[dag_id])
         airflow.wait_until_freed()
     bad = [
         f"{dag_id}.{ti['task_id']} is {ti['state']}:\n{airflow.log_text(dag_id, runs[dag_id], ti['task_id'])[-3000:]}"
@@ -125,7 +125,7 @@ def test_the_evaluation_takes_a_checkpoint_while_training_goes_on(airflow, runs)
 
 def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):
     run_id = airflow.trigger("retrain_digits", {"accuracy_threshold": 1, "epochs": 1})
-    assert airflow.wait_for_run("retrain_digits", run_id, 120) == "success"
+    assert airflow.wait_for_run("retrain_digits", run_id) == "success"
     states = {ti["task_id"]: ti["state"] for ti in airflow.tasks("retrain_digits", run_id)}
     assert states.pop("publish") == "skipped"
     assert set(states.values()) == {"success"}

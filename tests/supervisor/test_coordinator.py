@@ -108,21 +108,24 @@ def test_a_task_with_a_grant_begins(run):
 
 
 @pytest.mark.parametrize(
-    ("carrier", "found"),
+    ("grant", "found"),
     [
-        (granted(-3600), r"can't begin a run of dag/task/run/-1 under lease r1.7; found a grant that ended \d+ s ago"),
         (
-            granted(token=10**6),
+            {"seconds": -3600},
+            r"can't begin a run of dag/task/run/-1 under lease r1.7; found a grant that ended \d+ s ago",
+        ),
+        (
+            {"token": 10**6},
             "Token 1000000 for dag/task/run/-1 can't be used; found a grant whose signature does not fit",
         ),
-        (granted(id="r1.8"), "a grant whose signature does not fit"),
-        (granted(grant="rubbish"), "found no grant: 'rubbish'"),
-        (granted(grant="1.2.3"), "a grant whose signature does not fit"),
+        ({"id": "r1.8"}, "a grant whose signature does not fit"),
+        ({"grant": "rubbish"}, "found no grant: 'rubbish'"),
+        ({"grant": "1.2.3"}, "a grant whose signature does not fit"),
     ],
 )
-def test_a_grant_that_is_late_or_forged_begins_nothing(run, carrier, found):
+def test_a_grant_that_is_late_or_forged_begins_nothing(run, grant, found):
     with pytest.raises(GrantRefused, match=found):
-        run(carrier)
+        run(granted(**grant))
     assert read_lease_files() == {}
 
 

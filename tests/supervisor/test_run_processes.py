@@ -55,9 +55,7 @@ def test_a_device_that_nobody_uses_is_free_at_once(node, monkeypatch):
 
 
 def test_nobody_is_asked_to_look_at_the_devices_of_a_local_run(node, user):
-    begin = time.monotonic()
     run_a_task(node, "laptop (local run)")
-    assert time.monotonic() - begin < 15
     assert read_lease_files() == {}
 
 

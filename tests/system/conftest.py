@@ -8,6 +8,7 @@ import pytest
 from local_airflow import LocalAirflow
 from sqlalchemy import NullPool, create_engine
 
+from tests.lanes import group_of
 from tests.system.scheduler_jobs import newest_scheduler
 
 HERE = Path(__file__).parent
@@ -18,13 +19,14 @@ collect_ignore = [
     "dags/hostile_dags.py",
 ]  # they import each other, as Airflow's folder of DAGs allows
 SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
+TASK_QUEUED_TIMEOUT_S = 30
 QUICK = {
     # short times, so that tests see within seconds what an installation sees within minutes
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "6",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
-    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "10",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": str(TASK_QUEUED_TIMEOUT_S),
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "2",
     # the files do not change, and each look at them takes computing time from the tests
     "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
@@ -50,8 +52,8 @@ _RUNNING = []
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Stop the shared Airflows after the last test of this folder, not at the end of the session."""
-    if nextitem is None or HERE not in nextitem.path.parents:
+    """Stop the shared Airflow after the last test of its group, so that no two run at once."""
+    if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
         while _RUNNING:
             _RUNNING.pop().stop()
 
@@ -81,8 +83,8 @@ def airflow(tmp_path_factory, board):
     home = tmp_path_factory.mktemp("airflow")
     settings = {
         **QUICK,
-        "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
-        "AIRFLOW__HETERO__GRACE_S": "10",
+        "AIRFLOW__HETERO__HANG_TIMEOUT_S": "20",
+        "AIRFLOW__HETERO__GRACE_S": "20",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(board.parent), os.environ.get("PYTHONPATH")))),
         "BOARD": str(board),
     }
@@ -115,7 +117,7 @@ def two_schedulers(fleet):
     first = newest_scheduler(engine)
     fleet.airflow.launch("scheduler-2", "scheduler")
     try:
-        fleet.airflow.wait_until(lambda: newest_scheduler(engine) > first, "the second scheduler to begin", 120)
+        fleet.airflow.wait_until(lambda: newest_scheduler(engine) > first, "the second scheduler to begin")
         yield engine, first, newest_scheduler(engine)
     finally:
         with suppress(KeyError):

@@ -59,12 +59,12 @@ def start_training(fleet, name, steps=60):
         )
         return len(notes(fleet, name)) >= 6
 
-    fleet.airflow.wait_until(is_under_way, "the training to step", 90)
+    fleet.airflow.wait_until(is_under_way, "the training to step")
     return run_id
 
 
 def finish(fleet, name, run_id, steps):
     """Wait until the training is over. Check that it did each step, used no retry and leased no device twice."""
-    assert fleet.airflow.wait_for_run("train", run_id, 180) == "success"
+    assert fleet.airflow.wait_for_run("train", run_id) == "success"
     assert {line["step"] for line in notes(fleet, name)} == set(range(steps))
     assert tries(fleet, "train", run_id) == [1]

@@ -28,7 +28,7 @@ def test_six_tasks_over_two_devices_never_overlap_on_one(airflow, exclusive):
 
 def test_device_tasks_choose_our_executor_and_others_the_default(airflow):
     run_id = airflow.trigger("features")
-    assert airflow.wait_for_run("features", run_id, 120) == "success"
+    assert airflow.wait_for_run("features", run_id) == "success"
     executors = {ti["task_id"]: ti["executor"] for ti in airflow.tasks("features", run_id)}
     assert executors["plain"] is None
     assert {name for task_id, name in executors.items() if task_id not in ("plain", "with_callback")} == {"devices"}

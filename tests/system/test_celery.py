@@ -13,7 +13,11 @@ from tests.system.overlaps import overlaps
 from tests.system.scheduler_jobs import owned_tasks
 
 # As short as the other times of `QUICK`, but longer than a message waits at most.
-SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+SETTINGS = {
+    **QUICK,
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+}
 
 BEGUN = ("queued", "running", "success")
 MOST_RUNS = 12
@@ -48,14 +52,14 @@ class TestCelery(FleetContract):
             started = {task.scheduler for task in tasks.values() if task.state in ("running", "success")}
             return (held, running) if held and running and started == {first, second} else None
 
-        held, running = fleet.airflow.wait_until(of_second, "both schedulers to have tasks", 240)
+        held, running = fleet.airflow.wait_until(of_second, "both schedulers to have tasks")
         fleet.airflow.kill("scheduler-2")
         at = time.time()
         tasks_left = owned_tasks(engine, "spread", runs)
         shares = {job: sum(task.scheduler == job for task in tasks_left.values()) for job in (first, second)}
         print(f"tasks queued by each scheduler at the kill: {shares}; held {len(held)}, running {len(running)}")
         for run_id in runs:
-            assert fleet.airflow.wait_for_run("spread", run_id, 240) == "success"
+            assert fleet.airflow.wait_for_run("spread", run_id) == "success"
         print(f"all {8 * len(runs)} tasks were over {time.time() - at:.1f} s after the kill")
         tasks = owned_tasks(engine, "spread", runs)
         assert len(tasks) == 8 * len(runs)
@@ -76,5 +80,5 @@ class TestCelery(FleetContract):
         time.sleep(5)
         fleet.redis.start()
         finish(fleet, "brokerless", run_id, 40)
-        assert fleet.airflow.wait_for_run("long", later, 120) == "success"
+        assert fleet.airflow.wait_for_run("long", later) == "success"
         assert tries(fleet, "long", later) == [1]

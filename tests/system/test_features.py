@@ -3,10 +3,13 @@
 import json
 import os
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
 
+from tests.system.conftest import TASK_QUEUED_TIMEOUT_S
+from tests.system.long_run import LongRun
 from tests.system.overlaps import overlaps
 
 GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
@@ -15,7 +18,7 @@ GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
 @pytest.fixture(scope="module")
 def features(airflow):
     run_id = airflow.trigger("features")
-    state = airflow.wait_for_run("features", run_id, 120)
+    state = airflow.wait_for_run("features", run_id)
     tasks = {(ti["task_id"], ti["map_index"]): ti for ti in airflow.tasks("features", run_id)}
     not_ok = {key: ti["state"] for key, ti in tasks.items() if ti["state"] != "success"}
     assert (state, not_ok) == ("success", {})
@@ -41,7 +44,7 @@ def test_tasks_without_a_request_pass_straight_through_callbacks_included(airflo
     run_id, tasks = features
     assert xcom(airflow, run_id, "plain") == "plain"
     assert tasks["plain", -1]["pool"] == "default_pool"
-    airflow.wait_until((airflow.home / "called_back").exists, "the success callback", 30)
+    airflow.wait_until((airflow.home / "called_back").exists, "the success callback")
 
 
 def test_the_first_alternative_that_exists_and_fits_is_taken(airflow, features):
@@ -122,7 +125,7 @@ def test_the_task_log_shows_the_placement_and_the_run(airflow, features):
 
 def test_a_request_that_nothing_here_can_ever_satisfy_is_refused_at_once_with_the_nearest(airflow):
     run_id = airflow.trigger("impossible")
-    assert airflow.wait_for_run("impossible", run_id, 60) == "failed"
+    assert airflow.wait_for_run("impossible", run_id) == "failed"
     text = airflow.log_text("impossible", run_id, "refused")
     assert "No known worker can ever run this" in text
     assert "h100-80gb" in text
@@ -130,62 +133,59 @@ def test_a_request_that_nothing_here_can_ever_satisfy_is_refused_at_once_with_th
 
 
 def test_a_held_task_outlives_airflows_time_limits(airflow):
-    """The task waits for longer than task_queued_timeout (10 s here), after which its first token is invalid too."""
-    first = airflow.trigger("long", {"seconds": 22})
-    airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the first to run")
+    """The task waits for longer than task_queued_timeout, after which its first token is invalid too."""
+    first = LongRun(airflow)
     second = airflow.trigger("long", {"seconds": 1})
     impatient = airflow.trigger("impatient")
-    assert airflow.wait_for_run("impatient", impatient, 30) == "failed"
+    assert airflow.wait_for_run("impatient", impatient) == "failed"
     assert "No device in time" in airflow.log_text("impatient", impatient, "impatient")
+    time.sleep(TASK_QUEUED_TIMEOUT_S + 10)
+    first.let_end()
     assert airflow.wait_for_run("long", second) == "success"
     assert [ti["try_number"] for ti in airflow.tasks("long", second)] == [1]
-    uses = [airflow.xcom("long", run_id, "long") for run_id in (first, second)]
-    assert uses[1]["start"] - uses[0]["start"] > 20
+    uses = [airflow.xcom("long", run_id, "long") for run_id in (first.id, second)]
     assert overlaps(uses) == []
     events = airflow.api("GET", f"/eventLogs?dag_id=long&run_id={second}")["event_logs"]
     assert [event for event in events if "stuck" in event["event"]] == []
 
 
 def test_a_held_task_that_a_user_fails_leaves_the_queue(airflow):
-    first = airflow.trigger("long", {"seconds": 15})
-    airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the first to run")
+    first = LongRun(airflow)
     second = airflow.trigger("long", {"seconds": 1})
     airflow.wait_until(lambda: airflow.tasks("long", second)[0]["state"] == "queued", "the second to be held")
     airflow.api("PATCH", f"/dags/long/dagRuns/{second}", json={"state": "failed"})
-    assert airflow.wait_for_run("long", first, 60) == "success"
+    first.let_end()
+    assert first.wait() == "success"
     third = airflow.trigger("long", {"seconds": 1})
-    assert airflow.wait_for_run("long", third, 60) == "success"
+    assert airflow.wait_for_run("long", third) == "success"
 
 
 def test_a_running_task_that_a_user_fails_is_stopped_and_its_devices_are_freed(airflow):
-    first = airflow.trigger("long", {"seconds": 100})
-    marker = airflow.home / f"{first.replace(':', '')}.1.pid"
-    airflow.wait_until(lambda: marker.exists() and marker.read_text(), "the first to run")
-    pid = int(marker.read_text())
-    airflow.api("PATCH", f"/dags/long/dagRuns/{first}", json={"state": "failed"})
+    first = LongRun(airflow)
+    airflow.api("PATCH", f"/dags/long/dagRuns/{first.id}", json={"state": "failed"})
     second = airflow.trigger("long", {"seconds": 1})
-    assert airflow.wait_for_run("long", second, 60) == "success"
+    assert airflow.wait_for_run("long", second) == "success"
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(first.pid, 0)
 
 
 def test_a_running_task_that_is_cleared_runs_again_and_never_beside_itself(airflow):
-    run_id = airflow.trigger("long", {"seconds": 6})
-    marker = airflow.home / f"{run_id.replace(':', '')}.1.pid"
-    airflow.wait_until(marker.exists, "the first try to run")
+    run = LongRun(airflow)
     airflow.api(
-        "POST", "/dags/long/clearTaskInstances", json={"dry_run": False, "dag_run_id": run_id, "only_failed": False}
+        "POST", "/dags/long/clearTaskInstances", json={"dry_run": False, "dag_run_id": run.id, "only_failed": False}
     )
-    assert airflow.wait_for_run("long", run_id, 90) == "success"
-    assert airflow.tasks("long", run_id)[0]["try_number"] == 2
+    airflow.wait_until(lambda: run.try_number() == 2, "the second try")
+    run.let_end()
+    assert run.wait() == "success"
+    assert run.try_number() == 2
     with pytest.raises(ProcessLookupError):
-        os.kill(int(marker.read_text()), 0)
+        os.kill(run.pid, 0)
     query = (
         "select lease.granted_at, lease.ended_at from hetero_lease lease "
         "join hetero_request request on request.id = lease.request_id where request.run_id = ? order by lease.token"
     )
     with closing(sqlite3.connect(f"file:{airflow.home}/airflow.db?mode=ro", uri=True)) as database:
-        (_, first_ended), (second_granted, _) = database.execute(query, (run_id,)).fetchall()
+        (_, first_ended), (second_granted, _) = database.execute(query, (run.id,)).fetchall()
     assert first_ended <= second_granted
 
 

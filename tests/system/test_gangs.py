@@ -18,7 +18,7 @@ def ranks(airflow, run_id):
 
 def is_over(airflow, run_id):
     """The return value of rank 0. Checks that no rank has used up a try."""
-    assert airflow.wait_for_run("gang", run_id, 240) == "success"
+    assert airflow.wait_for_run("gang", run_id) == "success"
     assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 1}
     return airflow.xcom("gang", run_id, "train", 0)
 
@@ -73,6 +73,6 @@ def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
         "/dags/gang/clearTaskInstances",
         json={"dry_run": False, "dag_run_id": run_id, "only_failed": False, "task_ids": [["train", 1]]},
     )
-    assert airflow.wait_for_run("gang", run_id, 240) == "success"
+    assert airflow.wait_for_run("gang", run_id) == "success"
     assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 2}
     assert starts(airflow, run_id) == 2

@@ -50,19 +50,19 @@ def test_a_task_waits_for_the_devices_of_a_local_run_and_says_so(airflow, local_
     def explanation():
         return airflow.run("hetero", "explain", "exclusive", run_id, "work", "--map-index", "0", check=False).stdout
 
-    airflow.wait_until(lambda: "the local run of process" in explanation(), "the reason", 60)
+    airflow.wait_until(lambda: "the local run of process" in explanation(), "the reason")
     assert not has(airflow, run_id, "running")
     use = json.loads(holder.communicate("")[0])
-    assert airflow.wait_for_run("exclusive", run_id, 120) == "success"
+    assert airflow.wait_for_run("exclusive", run_id) == "success"
     assert overlaps([use, *(airflow.xcom("exclusive", run_id, "work", index) for index in range(6))]) == []
 
 
 def test_a_local_run_waits_for_the_devices_of_tasks(airflow, local_run):
     run_id = airflow.trigger("exclusive")
-    airflow.wait_until(lambda: has(airflow, run_id, "running"), "a task to run", 60)
+    airflow.wait_until(lambda: has(airflow, run_id, "running"), "a task to run")
     holder = local_run()
     assert holder.stdout.readline().startswith("HELD 2 ×")
     use = json.loads(holder.communicate("")[0])
-    assert airflow.wait_for_run("exclusive", run_id, 120) == "success"
+    assert airflow.wait_for_run("exclusive", run_id) == "success"
     assert overlaps([use, *(airflow.xcom("exclusive", run_id, "work", index) for index in range(6))]) == []
     assert all(ti["try_number"] == 1 for ti in airflow.tasks("exclusive", run_id))

@@ -14,7 +14,9 @@ IMPATIENT = {
     # an outage of seconds is to these what one of minutes is to the recommended settings
     "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "3",
     "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "2",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
+    # an API server that is away refuses at once; one that has just started on a slow host needs this time to answer
+    "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "15",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
 }
 
@@ -54,23 +56,23 @@ def forget_starts(airflow):
         path.unlink()
 
 
-@pytest.mark.timeout(OUTAGE_S + 300)
+@pytest.mark.timeout(OUTAGE_S + 900)
 def test_an_outage_of_the_api_server_fails_no_task_and_uses_no_retry(airflow):
     first = airflow.trigger("during")
-    assert airflow.wait_for_run("during", first, 120) == "success"
+    assert airflow.wait_for_run("during", first) == "success"
     forget_starts(airflow)
     before = airflow.trigger("before", {"through_s": OUTAGE_S + 20, "ends_s": 12})
-    airflow.wait_until(lambda: all(starts(airflow, name) for name in ("through", "ends", "killed")), "all to run", 60)
+    airflow.wait_until(lambda: all(starts(airflow, name) for name in ("through", "ends", "killed")), "all to run")
     airflow.kill("api-server")
     began = time.monotonic()
     airflow.run("dags", "trigger", "during", "--run-id", "during-outage")
     os.kill(starts(airflow, "killed")[0], signal.SIGKILL)
     time.sleep(max(0.0, began + OUTAGE_S - time.monotonic()))
     airflow.launch("api-server")
-    airflow.wait_until(airflow.is_healthy, "the API server to answer", 90)
+    airflow.wait_until(airflow.is_healthy, "the API server to answer")
     back = time.monotonic()
     for dag_id, run_id in (("before", before), ("during", "during-outage")):
-        assert airflow.wait_for_run(dag_id, run_id, 120) == "success"
+        assert airflow.wait_for_run(dag_id, run_id) == "success"
         assert ends(airflow, dag_id, run_id) == {("success", 1)}
     counts = {name: len(starts(airflow, name)) for name in ("through", "ends", "killed")}
     assert counts == {"through": 1, "ends": 1, "killed": 2}
@@ -82,7 +84,6 @@ def test_an_outage_of_the_api_server_fails_no_task_and_uses_no_retry(airflow):
     assert any("API server" in reason for reason in reasons), reasons
 
 
-@pytest.mark.timeout(300)
 def test_a_scheduler_that_starts_during_an_outage_starts_no_task_before_its_end(airflow):
     forget_starts(airflow)
     airflow.kill("api-server")
@@ -91,12 +92,12 @@ def test_a_scheduler_that_starts_during_an_outage_starts_no_task_before_its_end(
     airflow.run("dags", "trigger", "during", "--run-id", "after-restart")
     airflow.launch("scheduler")
     store = airflow.store()
-    airflow.wait_until(lambda: store.request_history("during", "after-restart", "use", 0), "the tasks to wait", 90)
+    airflow.wait_until(lambda: store.request_history("during", "after-restart", "use", 0), "the tasks to wait")
     time.sleep(10)
     assert list(airflow.home.glob("*.starts")) == []
     assert store.snapshot().leases == ()
     airflow.launch("api-server")
-    airflow.wait_until(airflow.is_healthy, "the API server to answer", 90)
-    assert airflow.wait_for_run("during", "after-restart", 180) == "success"
+    airflow.wait_until(airflow.is_healthy, "the API server to answer")
+    assert airflow.wait_for_run("during", "after-restart") == "success"
     assert ends(airflow, "during", "after-restart") == {("success", 1)}
     assert [len(starts(airflow, f"{kind}-{number}")) for kind in ("during", "plain") for number in range(4)] == [1] * 8

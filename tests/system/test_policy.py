@@ -19,7 +19,7 @@ def test_the_configured_policy_decides(request, installation, policy, kind):
     airflow = request.getfixturevalue(installation)
     airflow.wait_until_freed()
     run_id = airflow.trigger("either")
-    assert airflow.wait_for_run("either", run_id, 120) == "success"
+    assert airflow.wait_for_run("either", run_id) == "success"
     assert airflow.xcom("either", run_id, "either")["kind"] == kind
     command = [sys.executable, "-m", "airflow", "hetero", "explain", "either", run_id, "either", "--json"]
     done = subprocess.run(command, env=os.environ | airflow.environment, capture_output=True, text=True, check=True)

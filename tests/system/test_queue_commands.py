@@ -21,15 +21,15 @@ def test_tasks_are_paused_bumped_and_cancelled_by_hand(airflow):
         (instance,) = airflow.tasks("long", run_id)
         assert (instance["state"], instance["try_number"]) == ("failed", 1)
         assert "`airflow hetero cancel`" in instance["note"]
-        assert airflow.wait_for_run("long", run_id, 60) == "failed"
-    assert airflow.wait_for_run("long", third, 60) == "success"
+        assert airflow.wait_for_run("long", run_id) == "failed"
+    assert airflow.wait_for_run("long", third) == "success"
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)
     assert "The task waits no longer" in airflow.log_text("long", second, "long")
 
     assert airflow.tasks("long", paused)[0]["state"] == "queued"
     airflow.run("hetero", "unpause", "long", "long", "--run-id", paused)
-    assert airflow.wait_for_run("long", paused, 60) == "success"
+    assert airflow.wait_for_run("long", paused) == "success"
 
 
 def is_queued(airflow, run_id):

@@ -12,7 +12,7 @@ import pytest
 def start_saving(airflow, device="h100", **conf):
     """Start a run of the DAG ``saving`` and wait for a checkpoint. Returns (run id, pid of its process)."""
     run_id = airflow.trigger("saving", {"steps": 40, "nap": 0.2, "device": device, **conf})
-    airflow.wait_until(lambda: index(airflow, "saving", "saving", run_id)["entries"], "a checkpoint", 90)
+    airflow.wait_until(lambda: index(airflow, "saving", "saving", run_id)["entries"], "a checkpoint")
     return run_id, task(airflow, "saving", run_id)["pid"]
 
 
@@ -33,7 +33,7 @@ def audit(airflow, dag_id):
 
 
 def is_over(airflow, dag_id, run_id):
-    assert airflow.wait_for_run(dag_id, run_id, 180) == "success"
+    assert airflow.wait_for_run(dag_id, run_id) == "success"
     ti = task(airflow, dag_id, run_id)
     return ti["try_number"], airflow.xcom(dag_id, run_id, ti["task_id"])
 
@@ -41,7 +41,7 @@ def is_over(airflow, dag_id, run_id):
 def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(airflow):
     run_id, _ = start_saving(airflow, "h100:2", steps=100)
     urgent = airflow.trigger("urgent")
-    assert airflow.wait_for_run("urgent", urgent, 90) == "success"
+    assert airflow.wait_for_run("urgent", urgent) == "success"
     saved = index(airflow, "saving", "saving", run_id)["entries"][-1]["step"]
     try_number, result = is_over(airflow, "saving", run_id)
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
@@ -116,7 +116,7 @@ def test_a_cleared_task_starts_fresh_unless_it_is_to_go_on(airflow, dag_id, goes
     airflow.api("POST", f"/dags/{dag_id}/clearTaskInstances", json={
         "dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True,
     })  # fmt: skip
-    airflow.wait_until(lambda: task(airflow, dag_id, run_id)["try_number"] == 2, "the second try", 60)
+    airflow.wait_until(lambda: task(airflow, dag_id, run_id)["try_number"] == 2, "the second try")
     try_number, result = is_over(airflow, dag_id, run_id)
     assert (try_number, result["first"]) == (2, None if goes_on else 0)
 
@@ -140,14 +140,14 @@ def test_sensors_wait_for_checkpoints_and_devices_and_a_watcher_starts_a_dag(air
         runs = airflow.api("GET", "/dags/watching/dagRuns")["dag_runs"]
         return [run for run in runs if run["run_type"] == "asset_triggered" and run["state"] == "success"]
 
-    (first, *_) = airflow.wait_until(started, "the watcher to start its DAG", 180)
+    (first, *_) = airflow.wait_until(started, "the watcher to start its DAG")
     (extra,) = airflow.xcom("watching", first["dag_run_id"], "announced")[:1]
     assert "train" in json.dumps(extra)
 
 
 def test_the_cause_of_a_failure_decides_what_comes_next(airflow):
     run_id = airflow.trigger("failing")
-    assert airflow.wait_for_run("failing", run_id, 180) == "failed"
+    assert airflow.wait_for_run("failing", run_id) == "failed"
     hopeless, hungry = (task(airflow, "failing", run_id, name) for name in ("no_cure", "wants_more"))
     assert (hopeless["state"], hopeless["try_number"]) == ("failed", 1)
     assert "fails at once" in airflow.log_text("failing", run_id, "no_cure")

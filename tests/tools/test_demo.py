@@ -8,26 +8,32 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import foreground
 import psutil
 import pytest
+from local_airflow import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".airflow" / "demo"
 
 
-def start_demo():
-    return subprocess.Popen(
+@pytest.fixture
+def demo():
+    """``make demo``, which has just begun."""
+    with subprocess.Popen(
         [sys.executable, ROOT / "tools" / "demo.py"],
         env={**os.environ, "COLUMNS": "160", "HETERO_AIRFLOW_SIMULATED_DEVICES": ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
+    ) as process:
+        yield process
+        process.kill()
+    for pid in processes_of_the_demo():  # a green test has left none
+        os.kill(pid, signal.SIGKILL)
 
 
 def processes_of_the_demo():
@@ -53,9 +59,8 @@ def test_a_folder_takes_one_airflow_only(tmp_path):
 
 
 @pytest.mark.system
-def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is():
-    demo = start_demo()
-    output, _ = demo.communicate(timeout=280)
+def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is(demo):
+    output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0, output
     assert re.search(r"train .* 1 × (cpu|gpu): the only worker that fits", output.replace("\n", " "))
     assert float(re.search(r"Accuracy: ([0-9.]+)%", output)[1]) > 95
@@ -66,16 +71,14 @@ def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is():
 
 
 @pytest.mark.system
-def test_an_interrupted_demo_leaves_no_process():
-    demo = start_demo()
-    end = time.monotonic() + 120
+def test_an_interrupted_demo_leaves_no_process(demo):
     lines = ["begin"]
-    while time.monotonic() < end and ": running" not in lines[-1]:
+    while ": running" not in lines[-1]:
         lines.append(demo.stdout.readline())
         assert lines[-1], "".join(lines)
     demo.send_signal(signal.SIGINT)
     demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=120)
+    output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 130, "".join(lines) + output
     assert "Interrupted." in output
     assert processes_of_the_demo() == []

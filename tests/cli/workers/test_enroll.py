@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from local_airflow import LocalAirflow
+from local_airflow import PATIENCE_S, LocalAirflow
 from sqlalchemy import Engine, NullPool, create_engine, select
 
 from hetero_airflow.agent.tokens import hash_secret
@@ -89,7 +88,7 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
     secret = secret_in(airflow.run("hetero", "enroll", "node-7").stdout)
     labels = ("--labels", '{"zone": "a"}')
     agent = start_agent(airflow, "node-7", secret, *labels)
-    airflow.wait_until(lambda: store.snapshot().workers, "the worker to be known", 60)
+    airflow.wait_until(lambda: store.snapshot().workers, "the worker to be known")
     (worker,) = store.snapshot().workers
     assert (worker.id, worker.engine, worker.labels, worker.state) == ("node-7", "celery", {"zone": "a"}, "online")
     assert [device.model for device in worker.devices if device.simulated] == ["h100-80gb"] * 2
@@ -97,19 +96,17 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
     assert "a key that was enrolled at" in airflow.run("hetero", "enroll", "node-7", check=False).stderr
 
     agent.send_signal(signal.SIGTERM)
-    output, _ = agent.communicate(timeout=60)
+    output, _ = agent.communicate(timeout=PATIENCE_S)
     assert (agent.returncode, store.snapshot().workers[0].state) == (0, WorkerState.LOST)
     assert "Worker node-7 has left." in output
     assert secret not in output
 
     agent = start_agent(airflow, "node-7")
-    airflow.wait_until(lambda: store.snapshot().workers[0].state is WorkerState.ONLINE, "the worker to be back", 60)
+    airflow.wait_until(lambda: store.snapshot().workers[0].state is WorkerState.ONLINE, "the worker to be back")
     assert store.snapshot().holds == ()
     airflow.run("hetero", "revoke", "node-7")
-    begin = time.monotonic()
-    output, _ = agent.communicate(timeout=60)
+    output, _ = agent.communicate(timeout=PATIENCE_S)
     assert agent.returncode == 1
-    assert time.monotonic() - begin < 30
     assert "airflow hetero enroll" in output
     assert "Traceback" not in output
     engine.dispose()

@@ -11,7 +11,6 @@ Azure: "Scheduled Events for Linux VMs", https://learn.microsoft.com/azure/virtu
 
 import json
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -200,13 +199,12 @@ def test_texts_of_a_provider_are_fit_for_a_log(provider, url):
 
 
 @pytest.mark.parametrize("source", [AwsNotices, GcpNotices, AzureNotices])
-def test_a_silent_server_costs_one_time_limit(source, monkeypatch):
+def test_a_silent_server_is_asked_once_and_for_a_limited_time(source, monkeypatch):
     monkeypatch.setattr(notices, "TIMEOUT_S", 0.1)
     with silent_server() as server:
-        begin = time.monotonic()
         with pytest.raises(NoticeUnreadable, match="Timeout"):
             source(f"http://127.0.0.1:{server.port}").read()
-        assert time.monotonic() - begin < 20 * 0.1
+        assert len(server.connections) == 1
 
 
 def test_a_proxy_of_the_environment_is_not_asked(provider, url, monkeypatch):
@@ -259,11 +257,10 @@ def test_a_watch_keeps_the_last_notice_while_its_source_fails(caplog):
     assert (watch.is_watching, SpotWatch(None).is_watching, SpotWatch(None).notice) == (True, False, "")
 
 
-def test_a_watch_does_not_wait_for_a_silent_server():
+def test_a_watch_does_not_wait_for_a_silent_server(monkeypatch):
+    monkeypatch.setattr(notices, "TIMEOUT_S", 3600)
     with silent_server() as server:
-        begin = time.monotonic()
         watch = SpotWatch(GcpNotices(f"http://127.0.0.1:{server.port}"))
         watch.start()
         assert (watch.notice, watch.has_looked) == ("", False)
         watch.close()
-        assert time.monotonic() - begin < 1

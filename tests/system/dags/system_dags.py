@@ -88,7 +88,15 @@ with DAG("impossible", schedule=None):
     DevicePythonOperator(task_id="refused", device="nvidia/b200:8", python_callable=use_device)
     DevicePythonOperator(task_id="bad_template", device="{{ params.nowhere }}", python_callable=use_device)
 
-with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
+
+def is_over(params, passed_s):
+    """Whether the task has run for long enough, or the file exists that it waits for."""
+    if params["until"]:
+        return os.path.exists(params["until"])
+    return passed_s >= float(params["seconds"])
+
+
+with DAG("long", schedule=None, params={"seconds": 20, "until": "", "device": "gpu:2"}):
 
     @task.device(device="{{ params.device }}", retries=1, retry_delay=timedelta(seconds=0))
     def long(params=None, ti=None):
@@ -96,8 +104,8 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
         with open(marker, "w") as file:
             file.write(str(os.getpid()))
         started_at, cpu_s = time.time(), time.process_time()
-        while (passed_s := time.time() - started_at) < float(params["seconds"]):
-            while time.process_time() - cpu_s < passed_s / 5:  # a task that does not compute counts as hung after 10 s
+        while not is_over(params, passed_s := time.time() - started_at):
+            while time.process_time() - cpu_s < passed_s / 5:  # a task that does not compute counts as hung
                 sum(range(1000))
             time.sleep(0.05)
         return tell(started_at)

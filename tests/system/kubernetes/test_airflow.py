@@ -109,7 +109,7 @@ def test_a_node_that_falls_silent_loses_its_task_to_another(gpus):
     run_id = start_training(gpus, "moved", 60)
     (first,) = restarts(gpus, "moved")
     gpus.nodes.stop_reports(first)
-    gpus.airflow.wait_until(lambda: len(restarts(gpus, "moved")) > 1, "it to run elsewhere", 90)
+    gpus.airflow.wait_until(lambda: len(restarts(gpus, "moved")) > 1, "it to run elsewhere")
     assert restarts(gpus, "moved")[1] != first
     gpus.nodes.resume_reports(first)
     finish(gpus, "moved", run_id, 60)

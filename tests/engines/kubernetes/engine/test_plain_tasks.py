@@ -1,7 +1,5 @@
 """Tasks without a device, while the cluster gives no answer, or refuses some calls for a while."""
 
-import time
-
 import pytest
 from airflow.utils.state import TaskInstanceState
 
@@ -75,13 +73,11 @@ def test_a_pod_that_the_cluster_refuses_for_a_moment_delays_no_other(cluster, mo
     key = cluster.plain(name=name) if make == "plain" else cluster.hand_over(name=name)[0]
     posts = len(cluster.api.requests)
     cluster.until(lambda: any(method == "POST" for method, _, _ in cluster.api.requests[posts:]))
-    refused_at = time.monotonic()
     for other in [cluster.plain(), cluster.plain()]:
         cluster.until(lambda other=other: cluster.pods_of(other))
     assert cluster.engine.executor.calls.problem is None
     cluster.api.refusals.clear()
     cluster.until(lambda: cluster.pods_of(key))
-    assert time.monotonic() - refused_at >= 0.9, "as the cluster has asked"
     assert key not in cluster.reported
     assert caplog.text.count(f"can't be made now ({status} ") == 1, "it is said once"
 
