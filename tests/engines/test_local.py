@@ -7,6 +7,7 @@ import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from multiprocessing import Value
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -189,6 +190,8 @@ class PlainTask:
     def begin(self):
         title = "airflow worker -- LocalExecutor: first-run"
         self.process = subprocess.Popen([title, "600"], executable=shutil.which("sleep"))
+        while not Path(f"/proc/{self.process.pid}/cmdline").read_bytes():  # the kernel sets it after the exec
+            pass
         self.executor.workers[self.process.pid] = SimpleNamespace(is_alive=lambda: True)
 
     def kill(self):
