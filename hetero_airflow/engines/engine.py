@@ -186,22 +186,28 @@ class PlainWorkloads(Protocol):
 
     def accept(self, workload: Any, session: Session) -> None:
         """Take a workload that asks for no device."""
+        ...
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the executor still has the task. Then Airflow takes an end of it for that of an earlier run."""
+        ...
 
     def is_busy_with(self, task_instance: Any) -> bool:
         """Whether this run of a task waits in the executor or has a process of it. It must not start again then."""
+        ...
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Take over the tasks of another scheduler. Returns those that it can't take over."""
+        ...
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
+        ...
 
     @property
     def occupied_slots(self) -> int:
         """How many workloads the executor counts as its own, without device tasks that the engine follows itself."""
+        ...
 
 
 class DeviceTasks(Protocol):

@@ -95,7 +95,7 @@ class LocalEngine(WrappedExecutor):
         self._unleased: dict[Any, str] = {}
         """Key → task instance id, of tasks without a lease that were handed over and whose end was not reported.
 
-        A worker process that is killed reports nothing, so its task stays here.
+        A worker process that is killed reports nothing, so its task is still listed.
         """
         self._leaders: dict[str, psutil.Process] = {}
         """Lease id → its task's process, once found. Then a clock that is set forward can't hide it."""
@@ -130,8 +130,8 @@ class LocalEngine(WrappedExecutor):
         """Whether a task without a lease waits here for a worker process, or has one.
 
         LocalExecutor's `has_task` does not know the tasks that it has started. A RUNNING task whose worker process was
-        killed is not here any more. A QUEUED one is, until Airflow revokes it after `task_queued_timeout`: it can't be
-        told from one that a worker process has just taken, and has not put into its title yet.
+        killed is not here any more. A QUEUED one is, until Airflow revokes it after `task_queued_timeout`: a worker
+        process may have just taken it, and not put it into its title yet.
         """
         id_ = str(task_instance.id)
         is_handed_over = self._unleased.get(task_instance.key) == id_
