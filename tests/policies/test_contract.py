@@ -28,10 +28,9 @@ from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
-from tests.effort import IS_LONG
 from tests.policies.every_policy import EVERY_POLICY
 
-thorough = settings(max_examples=40 if IS_LONG else 8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples for each row. All rows test what they share, so the suite stays within minutes."""
 rows = pytest.mark.parametrize("name", EVERY_POLICY)
 BY_CLASS = ["priority"]
