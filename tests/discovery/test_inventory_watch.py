@@ -37,7 +37,7 @@ WORKER = (
 
 
 def test_poll_never_blocks(watch):
-    inventory_watch = watch("import time; time.sleep(600)", interval_s=60)
+    inventory_watch = watch("import time; time.sleep(3600)", interval_s=3600)
     assert [inventory_watch.poll() for _ in range(100)] == [None] * 100
 
 

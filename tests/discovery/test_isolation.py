@@ -27,13 +27,13 @@ def chatty():
     return fine()
 
 def hangs():
-    time.sleep(600)
+    time.sleep(3600)
 
 def hangs_with_a_child():
     child = subprocess.Popen(["sleep", "600"])
     with open(os.environ["PID_FILE"], "w") as file:
         file.write(str(child.pid))
-    time.sleep(600)
+    time.sleep(3600)
 
 def stays_after_its_answer():
     import threading

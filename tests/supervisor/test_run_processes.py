@@ -19,6 +19,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.worker import Inventory
+from hetero_airflow.supervisor import run_processes
 from hetero_airflow.supervisor.run_processes import contained_run
 from hetero_airflow.testing import a_device, a_lease, a_task_lease, a_worker
 from tests.open_node import process_that_opens
@@ -54,7 +55,8 @@ def test_a_device_that_nobody_uses_is_free_at_once(node, monkeypatch):
     assert read_lease_files() == {}
 
 
-def test_nobody_is_asked_to_look_at_the_devices_of_a_local_run(node, user):
+def test_nobody_is_asked_to_look_at_the_devices_of_a_local_run(node, user, monkeypatch):
+    monkeypatch.setattr(run_processes, "_CHECK_S", 3600)
     run_a_task(node, "laptop (local run)")
     assert read_lease_files() == {}
 

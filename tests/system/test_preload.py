@@ -13,6 +13,7 @@ from tests.system.conftest import QUICK
 pytestmark = pytest.mark.fleet
 
 DAGS = Path(__file__).parent / "preload_dags"
+PSS_BAR_MB = 130
 SETTINGS = {**QUICK, "AIRFLOW__HETERO__PRELOAD": "torch", "AIRFLOW__CORE__PARALLELISM": "4"}
 
 
@@ -34,6 +35,7 @@ def test_torch_costs_a_task_nothing_and_its_random_numbers_are_its_own(airflow):
     assert airflow.wait_for_run("preloaded", run_id) == "success"
     seen = [airflow.xcom("preloaded", run_id, "look", number) for number in range(2)]
     assert [row["was_loaded"] for row in seen] == [True, True]
+    assert max(row["pss_mb"] for row in seen) <= PSS_BAR_MB
     assert seen[0]["drawn"] != seen[1]["drawn"]
     assert airflow.xcom("preloaded", run_id, "plain") is True
     assert "libtorch" not in Path(f"/proc/{airflow.pid('scheduler')}/maps").read_text()

@@ -137,6 +137,12 @@ def test_foreign_lines_are_ignored(watch):
     assert poll(xid_watch, 1) == [XidEvent(uuid="GPU-0", xid=79, at=EPOCH)]
 
 
+def test_poll_does_not_wait_for_a_silent_process(watch):
+    xid_watch = watch((sys.executable, "-c", "import time; time.sleep(3600)"))
+    assert [xid_watch.poll() for _ in range(100)] == [[]] * 100
+    assert xid_watch._process.poll() is None
+
+
 def test_a_broken_process_is_not_restarted_at_once(watch, tmp_path):
     log = tmp_path / "starts"
     xid_watch = watch((sys.executable, "-c", f"open({str(log)!r}, 'a').write('x'); raise SystemExit(3)"))

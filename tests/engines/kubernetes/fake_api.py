@@ -33,6 +33,7 @@ class FakeApi:
         self.token = None
         """Requests with another one are answered with 401, if it is not None."""
         self.refusals = {}
+        self.refused_at = 0.0
         """Start of a pod's name → status and headers with which it is not made."""
         self.list_status = None
         """What every list is answered with, if not None."""
@@ -218,6 +219,7 @@ class Handler(BaseHTTPRequestHandler):
             name = body["metadata"]["name"]
             for start, (code, headers) in self.api.refusals.items():
                 if name.startswith(start):
+                    self.api.refused_at = time.monotonic()
                     self._answer(code, {"kind": "Status", "code": code, "message": f"it is {code}"}, headers)
                     return
             if (namespace, body["metadata"]["name"]) in self.api.objects["pods"]:

@@ -1,5 +1,7 @@
 """Tasks without a device, while the cluster gives no answer, or refuses some calls for a while."""
 
+import time
+
 import pytest
 from airflow.utils.state import TaskInstanceState
 
@@ -78,6 +80,7 @@ def test_a_pod_that_the_cluster_refuses_for_a_moment_delays_no_other(cluster, mo
     assert cluster.engine.executor.calls.problem is None
     cluster.api.refusals.clear()
     cluster.until(lambda: cluster.pods_of(key))
+    assert time.monotonic() - cluster.api.refused_at >= 1, "as the cluster has asked"
     assert key not in cluster.reported
     assert caplog.text.count(f"can't be made now ({status} ") == 1, "it is said once"
 
