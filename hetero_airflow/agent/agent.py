@@ -37,7 +37,7 @@ LEAVE_TIMEOUT_S = 20.0
 """How long a leaving agent tries to reach a server that does not answer."""
 
 CHECK_S = 0.5
-"""Interval between two heartbeats while the end of a lease waits for a look at its devices."""
+"""Interval between two looks for what must not wait for the next heartbeat, as the end of a lease."""
 
 REPORT_AGAIN_S = 60.0
 """When to send an inventory again that the server did not accept in full."""
@@ -110,11 +110,11 @@ class Agent:
         self._leave()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait this long, or until the provider gives a notice; returns whether the agent was told to stop."""
-        while self._spot.is_watching and seconds > CHECK_S:
+        """Wait this long, or until the provider gives a notice or a lease ends; whether the agent was told to stop."""
+        while seconds > CHECK_S and (self._spot.is_watching or self._leases.has_files):
             if self._pause(CHECK_S):
                 return True
-            if self._spot.notice != self._seen_notice:
+            if self._spot.notice != self._seen_notice or self._leases.is_file_gone():
                 return False
             seconds -= CHECK_S
         return self._pause(seconds)
@@ -239,6 +239,7 @@ class Agent:
         log.info("Told to stop: worker %s takes no new task.", self._worker_id)
         answered_at, leases_left = self._clock(), -1
         while self._clock() - answered_at < LEAVE_TIMEOUT_S:
+            self._seen_notice = self._spot.notice
             self._read_inventory()
             reply = self._try(lambda: self._exchange(self._leaving_heartbeat()))
             if reply is not None:
@@ -252,7 +253,7 @@ class Agent:
                     leases_left = reply.leases
                     log.info("Worker %s waits for %s leases to end.", self._worker_id, leases_left)
             wait_s = HEARTBEAT_S if reply is not None else retry_wait_s(self._failures, self._rng)
-            if self._pause(wait_s):
+            if self._wait(wait_s):
                 log.warning(
                     "Told to stop again: worker %s leaves now; its tasks will run on other workers.", self._worker_id
                 )
@@ -263,4 +264,4 @@ class Agent:
         """The heartbeat of an agent that was told to stop. On a spot machine this means that the machine ends."""
         is_spot = self._worker is not None and is_spot_worker(self._worker.labels)
         cause = f"its agent was told to stop, and it has the label {SPOT_LABEL}" if is_spot else ""
-        return Heartbeat(worker=self._worker_id, is_leaving=True, reclaimed=self._spot.notice or cause)
+        return Heartbeat(worker=self._worker_id, is_leaving=True, reclaimed=self._seen_notice or cause)

@@ -44,6 +44,8 @@ class LeaseWatch:
         self.unchecked = UncheckedLeases(clock)
         self.local_runs = LocalRunDevices(user)
         self._place = current_process_namespace()
+        self._files: tuple[Path, ...] = ()
+        """The files of leases at the last look."""
         self._ended: set[str] = set()
         """Leases that are over by the server, while they have processes here."""
         self._pids: dict[str, list[int]] = {}
@@ -70,12 +72,22 @@ class LeaseWatch:
             if file.lease in orphans and file.lease not in pids and not file.needs_check:
                 log.info("Lease %s is over: its task and its supervisor no longer run.", file.lease)
                 self._remove(path, file)
+        self._files = tuple(filter(os.path.exists, files))
         self.unchecked.update({path: self._trusted(file) for path, file in files.items()}, pids)
         self._signals = {lease_id: sent for lease_id, sent in self._signals.items() if lease_id in pids}
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
             self._stop(lease_id, "Airflow has taken it back" if lease_id in self._ended else "its supervisor is gone")
         return frozenset(sorted(pids.keys() | starting | self.unchecked.ids)[:MAX_LEASES])
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a lease had a file at the last look."""
+        return bool(self._files)
+
+    def is_file_gone(self) -> bool:
+        """Whether one of these files is gone: the lease is over, and its devices can serve the next task."""
+        return not all(map(os.path.exists, self._files))
 
     def current(self) -> tuple[set[int], set[str]]:
         """The processes of all runs on this host, with their supervisors, and the devices of these runs."""

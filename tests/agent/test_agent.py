@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,8 @@ class World:
         self.sent: list[tuple[float, str]] = []
         self.known = ""
         self.here: frozenset[str] = frozenset()
+        self.over_at: dict[str, float] = {}
+        self.reported: frozenset[str] = frozenset()
         self.unchecked = UncheckedLeases(lambda: self.now)
         self.local_runs = LocalRunDevices()
         self.looked_at = 0.0
@@ -67,8 +70,19 @@ class World:
     def current(self) -> tuple[set[int], set[str]]:
         return set(), set()
 
+    def is_over(self, lease_id: str) -> bool:
+        return self.now >= self.over_at.get(lease_id, inf)
+
     def live_leases(self) -> frozenset[str]:
-        return self.here
+        self.reported = frozenset(lease_id for lease_id in self.here if not self.is_over(lease_id))
+        return self.reported
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self.reported)
+
+    def is_file_gone(self) -> bool:
+        return any(map(self.is_over, self.reported))
 
     def end(self, leases) -> None:
         self.ended += [(round(self.now, 1), lease_id) for lease_id in leases]
@@ -249,6 +263,19 @@ def test_each_heartbeat_reports_the_leases_of_running_processes():
     world = World([inventory()], stop_at_s=11)
     world.here = frozenset({"l1", "l2"})
     assert world.run()[1:] == [(5, "beat l1 l2"), (10, "beat l1 l2"), (11, "leaving l1 l2")]
+
+
+def test_the_end_of_a_lease_is_reported_at_once():
+    world = World([inventory()], stop_at_s=12)
+    world.here, world.over_at = frozenset({"l1", "l2"}), {"l1": 7.2}
+    assert world.run()[1:] == [(5, "beat l1 l2"), (7.5, "beat l2"), (12, "leaving l2")]
+
+
+def test_the_end_of_the_last_lease_lets_a_leaving_agent_go_at_once():
+    world = World([inventory()], stop_at_s=6)
+    world.here, world.over_at = frozenset({"l1"}), {"l1": 7.2}
+    world.answer = lambda report: ServerReply(leases=len(world.reported)) if getattr(report, "is_leaving", 0) else None
+    assert world.run()[-2:] == [(6, "leaving l1"), (7.5, "leaving")]
 
 
 def test_processes_of_ended_leases_are_ended_whatever_was_reported():

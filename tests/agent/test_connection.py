@@ -32,6 +32,7 @@ from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import RequestSubmitted
 from hetero_airflow.testing import a_pending, a_place, a_worker, move_lease
 from tests.api_server import SECRET
+from tests.waiting import eventually
 
 WORKER = a_worker(engine="celery")
 HOUR = timedelta(hours=1)
@@ -55,18 +56,12 @@ def link_to(url: str, home: Path, secret: str = SECRET, pause: Callable[[float],
     return link
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in time"
-        time.sleep(0.01)
-
-
 class NoLeases:
     """Stands in for a host without tasks."""
 
     unchecked = UncheckedLeases()
     local_runs = LocalRunDevices()
+    has_files = False
 
     def live_leases(self) -> frozenset[str]:
         return frozenset()
@@ -175,17 +170,17 @@ def test_a_revoked_agent_is_reported_so(server, enrolment, tmp_path):
 
 def test_a_worker_is_there_within_a_heartbeat_and_its_changes_too(running, store):
     discovery, _, _ = running
-    until(lambda: store.snapshot().workers == (WORKER,))
+    eventually(lambda: store.snapshot().workers == (WORKER,))
     changed = WORKER.model_copy(update={"labels": {"zone": "b"}})
     discovery.next.append(Inventory(worker=changed))
-    until(lambda: store.snapshot().workers == (changed,))
+    eventually(lambda: store.snapshot().workers == (changed,))
 
 
 def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_scheduler_lets_it_back_in(running, store):
     discovery, _, _ = running
-    until(lambda: store.snapshot().workers == (WORKER,))
+    eventually(lambda: store.snapshot().workers == (WORKER,))
     discovery.xids.append(XidEvent(uuid="GPU-1", xid=79, at=datetime.now(UTC)))
-    until(lambda: store.snapshot().holds)
+    eventually(lambda: store.snapshot().holds)
     assert [device.id for device in store.snapshot().workers[0].devices if device.leasable] == ["cpu", "GPU-0"]
     scheduler = HealthWatch(store, HostHealth("another host"))
     scheduler.step(datetime.now(UTC))
@@ -198,7 +193,7 @@ def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_schedule
 
 def test_an_api_server_that_is_restarted_loses_nothing(running, server, store):
     """Repeatedly, at any moment of the agent's work; leases and the worker stay as they are."""
-    until(lambda: store.snapshot().workers == (WORKER,))
+    eventually(lambda: store.snapshot().workers == (WORKER,))
     now = datetime.now(UTC)
     store.record([RequestSubmitted(a_pending("r1"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + HOUR).leases
@@ -208,23 +203,23 @@ def test_an_api_server_that_is_restarted_loses_nothing(running, server, store):
         time.sleep(0.05)
         server.start()
         at = datetime.now(UTC)
-        until(lambda at=at: store.last_seen()["worker-a"] > at)
+        eventually(lambda at=at: store.last_seen()["worker-a"] > at)
     assert store.snapshot() is before
     assert store.snapshot().leases == (lease,)
 
 
 def test_sigterm_takes_no_new_task_waits_for_the_last_one_and_leaves(running, store):
     _, signals, thread = running
-    until(lambda: store.snapshot().workers)
+    eventually(lambda: store.snapshot().workers)
     now = datetime.now(UTC)
     store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + HOUR).leases
     signals._receive(15, None)
-    until(lambda: store.snapshot().holds)
+    eventually(lambda: store.snapshot().holds)
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), now, now + HOUR).raced == ("r2",)
     at = datetime.now(UTC)
-    until(lambda: store.last_seen()["worker-a"] > at)
+    eventually(lambda: store.last_seen()["worker-a"] > at)
     assert (thread.is_alive(), store.snapshot().workers[0].state) == (True, WorkerState.ONLINE)
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, now)
-    thread.join(20)
+    thread.join(600)
     assert (thread.is_alive(), store.snapshot().workers[0].state) == (False, WorkerState.LOST)

@@ -25,6 +25,7 @@ from hetero_airflow.engines.lease_files import (
 )
 from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
+from tests.waiting import eventually
 
 SUPERVISOR = """
 import os, sys, time
@@ -77,13 +78,6 @@ def kill(pid: int) -> None:
         os.kill(pid, 9)
 
 
-def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in time"
-        time.sleep(0.02)
-
-
 class Watch(LeaseWatch):
     """A watch with a clock that the test sets."""
 
@@ -105,9 +99,12 @@ def test_a_lease_is_there_for_as_long_as_its_task(supervise):
     assert (watch.live_leases(), read_lease_files()) == (frozenset(), {})
 
 
-def test_a_lease_is_there_before_its_process_is():
+def test_a_lease_is_there_before_its_process_is_and_it_shows_when_its_file_is_gone():
+    watch = Watch()
     with recorded_lease("l1", "worker-a"):
-        assert Watch().live_leases() == {"l1"}
+        assert (watch.live_leases(), watch.has_files, watch.is_file_gone()) == ({"l1"}, True, False)
+    assert watch.is_file_gone()
+    assert (watch.live_leases(), watch.has_files, watch.is_file_gone()) == (frozenset(), False, False)
 
 
 def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
@@ -115,7 +112,7 @@ def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
     watch = Watch()
     assert watch.live_leases() == {"l1"}
     kill(pid)
-    until(lambda: watch.live_leases() == frozenset())
+    eventually(lambda: watch.live_leases() == frozenset())
     assert len(read_lease_files()) == 1
 
 
@@ -127,12 +124,12 @@ def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
         subprocess.Popen(["/bin/sleep", "600"], env=foreign_environment) as foreign,
     ):
         watch = Watch()
-        until(lambda: watch.live_leases() == {"l7"})
+        eventually(lambda: watch.live_leases() == {"l7"})
         watch.now += 100
         assert watch.live_leases() == {"l7"}
         assert own_session.poll() is None, "no server has reported the end of its lease"
         watch.end(["l7"])
-        assert own_session.wait(10) == -15
+        assert own_session.wait(600) == -15
         assert foreign.poll() is None
         foreign.kill()
 
@@ -144,7 +141,7 @@ def test_a_task_whose_supervisor_was_killed_is_ended_and_forgotten(supervise, ca
     process.wait()
     assert watch.live_leases() == {"l1"}
     assert f"Lease l1: its supervisor is gone. Its processes [{pid}] get SIGTERM." in caplog.text
-    until(lambda: process_identity(pid) is None)
+    eventually(lambda: process_identity(pid) is None)
     assert (watch.live_leases(), read_lease_files()) == (frozenset(), {})
 
 
@@ -157,7 +154,7 @@ def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(superv
         assert watch.live_leases() == {"l1"}
     watch.now += GRACE_S
     watch.live_leases()
-    until(lambda: process_identity(pid) is None)
+    eventually(lambda: process_identity(pid) is None)
     assert watch.live_leases() == frozenset()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.rpartition(" get ")[2] for text in warnings] == ["SIGTERM.", "SIGKILL."]
@@ -168,7 +165,7 @@ def test_a_lease_that_is_over_is_ended_at_once_and_its_supervisor_reports(superv
     watch = Watch()
     watch.live_leases()
     watch.end(["l1", "unknown here"])
-    assert process.wait(10) == 0
+    assert process.wait(600) == 0
     assert watch.live_leases() == frozenset()
 
 
@@ -292,7 +289,7 @@ def test_an_agent_of_another_user_ends_the_processes_of_the_tasks_user_and_no_ot
             task = recorded()
             with in_a_process(watch) as seen:
                 assert (seen(), seen()) == (["forged", "own"], "signals sent")
-                until(lambda: process_identity(task) is None)
+                eventually(lambda: process_identity(task) is None)
         assert victim.poll() is None
     finally:
         victim.kill()

@@ -27,8 +27,7 @@ from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import RequestSubmitted
 from hetero_airflow.testing import a_pending, a_place, move_lease
 from tests.api_server import SECRET
-
-pytestmark = pytest.mark.fleet
+from tests.waiting import eventually
 
 AGENT, SERVER = "10.213.77.1", "10.213.77.2"
 PORT = 8080
@@ -144,14 +143,7 @@ def joined(networks, engine, store, start, tmp_path) -> None:
     WorkerKeys(engine).open_enrolment("worker-a", hash_secret(SECRET), now + timedelta(hours=1), now)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     start(TELL, f"http://{SERVER}:{PORT}", str(tmp_path / "agent.pem"), SECRET, network=networks[0])
-    until(lambda: store.heartbeats(), 60)
-
-
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in time"
-        time.sleep(0.05)
+    eventually(lambda: store.heartbeats())
 
 
 def a_running_task(store: SqlStore, start) -> tuple[Lease, int]:
@@ -160,7 +152,7 @@ def a_running_task(store: SqlStore, start) -> tuple[Lease, int]:
     store.record([RequestSubmitted(a_pending("r1"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + timedelta(hours=1)).leases
     pid = int(start(TASK, lease.id).stdout.readline())
-    until(lambda: store.heartbeats()["worker-a"].leases == {lease.id})
+    eventually(lambda: store.heartbeats()["worker-a"].leases == {lease.id})
     return lease, pid
 
 
@@ -202,7 +194,7 @@ def test_a_short_split_harms_no_task(joined, store, start, cut):
     broken = datetime.now(UTC)
     assert store.last_seen()["worker-a"] < broken - timedelta(seconds=0.5)
     split.heal()
-    until(lambda: store.last_seen()["worker-a"] > broken)
+    eventually(lambda: store.last_seen()["worker-a"] > broken)
     assert store.heartbeats()["worker-a"].leases == {lease.id}
     assert process_identity(pid) is not None
     assert store.snapshot() is before
@@ -216,7 +208,7 @@ def test_after_a_long_split_the_worker_is_back_once_what_was_taken_back_has_ende
         workers, seen, agents = store.snapshot().workers, store.last_seen(), store.heartbeats()
         return lost_workers(workers, seen, agents, store.server_heartbeat(), datetime.now(UTC), 1)
 
-    until(lost)
+    eventually(lost)
     store.record(lost(), datetime.now(UTC))
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, datetime.now(UTC))
     assert process_identity(pid) is not None, "the agent of a host that is cut off ends nothing by itself"
@@ -229,7 +221,7 @@ def test_after_a_long_split_the_worker_is_back_once_what_was_taken_back_has_ende
         assert not (online and was_there[-1]), "its device would be leased twice"
         return online
 
-    until(is_back)
+    eventually(is_back)
     assert was_there[0]
 
 
@@ -238,7 +230,7 @@ def test_an_api_server_that_is_away_takes_no_worker_with_it(networks, engine, st
     WorkerKeys(engine).open_enrolment("worker-a", hash_secret(SECRET), now + timedelta(hours=1), now)
     server = start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     start(TELL, f"http://{SERVER}:{PORT}", str(Path(tmp_path, "agent.pem")), SECRET, network=networks[0])
-    until(lambda: store.heartbeats(), 60)
+    eventually(lambda: store.heartbeats())
     server.kill()
     server.wait()
     for seconds in (1, 60, 86400):
@@ -247,5 +239,5 @@ def test_an_api_server_that_is_away_takes_no_worker_with_it(networks, engine, st
         assert lost_workers(*state) == ()
     away = datetime.now(UTC)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
-    until(lambda: store.last_seen()["worker-a"] > away, 60)
+    eventually(lambda: store.last_seen()["worker-a"] > away)
     assert store.server_heartbeat().since > away
