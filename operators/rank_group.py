@@ -76,7 +76,11 @@ class RankGroup:
         self._incurable: RankExit | None = None
         self._command = [
             *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", *_rendezvous_arguments(member)),
-            *(f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"),
+            *(
+                f"--nproc-per-node={processes}",
+                f"--max-restarts={max_restarts}",
+                f"--log-dir={self.folder / 'torchrun'}",
+            ),
             *("-m", "hetero_airflow.runtime.rank_process", *target),
         ]
         fixed = {

@@ -55,9 +55,10 @@ class FilesystemStore:
     """A `CheckpointStore` below one folder, for any number of processes on any number of hosts.
 
     >>> import tempfile
-    >>> store = FilesystemStore(Path(tempfile.mkdtemp()))
-    >>> version = store.replace("a/index.json", b"1", None)
-    >>> store.replace("a/index.json", b"2", None) is None, store.read("a/index.json", at_most=10).content
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = FilesystemStore(Path(folder))
+    ...     version = store.replace("a/index.json", b"1", None)
+    ...     store.replace("a/index.json", b"2", None) is None, store.read("a/index.json", at_most=10).content
     (True, b'1')
     """
 

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 import time
-import weakref
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 PREFIX = "hetero-airflow-checkpoint-"
@@ -37,7 +37,8 @@ class ScratchFolder:
         self.root = Path(tempfile.mkdtemp(prefix=prefix))
         lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.remove = weakref.finalize(self, _remove, self.root, lock, os.getpid())
+        # unlike those of weakref, these finalizers run in the processes of multiprocessing too, as for torch's ranks
+        self.remove = Finalize(self, _remove, (self.root, lock), exitpriority=0)
         """Removes the folder now. In a forked process it does nothing."""
 
     def path(self) -> Path:
@@ -45,10 +46,9 @@ class ScratchFolder:
         return self.root / secrets.token_hex(8)
 
 
-def _remove(root: Path, lock: int, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has this finalizer too, and ends first
-        shutil.rmtree(root, ignore_errors=True)
-        os.close(lock)
+def _remove(root: Path, lock: int) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    os.close(lock)
 
 
 def remove_abandoned(prefix: str) -> None:
