@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -25,18 +25,22 @@ help:  ## show this
 	@echo '  On Linux, torch comes with CUDA; PIP_EXTRA_INDEX_URL=… make … with the address of'
 	@echo '  PyTorch'"'"'s index of CPU builds takes the small one.'
 
-demo: $(VENV)/.installed  ## boot Airflow, retrain a model on the best device here, say why it ran where
+# What needs only a part of the packages installs only these, unless all are there.
+DEMO := $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.installed-demo)
+DOCS := $(VENV)/$(if $(wildcard $(VENV)/.installed),.installed,.installed-docs)
+
+demo: $(DEMO)  ## boot Airflow, retrain a model on the best device here, say why it ran where
 	@$(RUN) tools/demo.py
 
-up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until Ctrl-C
+up: $(DEMO)  ## leave an Airflow with the example DAGs running until Ctrl-C
 	@$(RUN) tools/up.py
 
-docs: $(VENV)/.installed  ## build the documentation into build/docs, and check its links
+docs: $(DOCS)  ## build the documentation into build/docs, and check its links
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo 'Open build/docs/index.html'
 
 # The built page is committed, so that users need no node. A test builds it again and compares.
-page: $(VENV)/.installed  ## build the page in Airflow's UI from its TypeScript; needs node 20 or newer
+page: $(VENV)/.installed  ## build the page in Airflow's UI from its TypeScript
 	@mkdir -p $(UI)/build
 	@cd $(UI) && { [ node_modules -nt package-lock.json ] || { npm ci --no-audit --no-fund --loglevel=error && touch node_modules; }; }
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tools/page_schema.py $(UI)/build/openapi.json
@@ -45,17 +49,18 @@ page: $(VENV)/.installed  ## build the page in Airflow's UI from its TypeScript;
 screenshots: $(VENV)/.installed  ## write each view of the page into build/screenshots: light and dark, wide and narrow
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/web/screenshots.py build/screenshots
 
-test: $(VENV)/.installed  ## lint and all tests: unit, system (a real Airflow), PostgreSQL; PYTEST_ADDOPTS=--cpu prints their cost
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS)'
-
-test-busy: $(VENV)/.installed  ## the same tests with a busy process on each core
-	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
-
+PYTEST = AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto
 # Tests that need an accelerator run where the kernel shows one.
-TESTS := not bench and not chaos and not fleet$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+HERE := not bench and not chaos$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
 
-fleets: $(VENV)/.installed  ## Celery and edge workers, agents and clusters: kill, freeze and cut off workers
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m fleet --durations=10 tests/agent tests/dags tests/system
+test: $(VENV)/.installed  ## lint, all tests that compute in their short form, and the main paths in one real Airflow
+	@$(PYTEST) -m '(main or not system) and $(HERE)'
+
+system: $(VENV)/.installed  ## the tests that boot Airflows, browsers and workers, and the long forms; MINUTES=45 begins no group later
+	@LONG_TESTS=yes $(PYTEST) $(if $(MINUTES),--minutes=$(MINUTES)) -m '(long or system and not main) and $(HERE)'
+
+test-busy: $(VENV)/.installed  ## `make test` with a busy process on each core
+	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
 
 chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
@@ -100,13 +105,13 @@ bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the sch
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
 
 bench-slices: $(VENV)/.installed  ## measure what a cluster costs whose 1,000 nodes publish their GPUs as ResourceSlices
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_slices.py
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_slices.py
 
 bench-clusters: $(VENV)/.installed  ## measure two schedulers while one of two clusters is away; KUBEBUILDER_ASSETS=folder SECONDS=300
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_clusters.py $(SECONDS)
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_clusters.py $(SECONDS)
 
 bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to its first collective, beside torchrun
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_gangs.py
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_gangs.py
 
 bench-sensors: $(VENV)/.installed  ## measure what a thousand waiting CheckpointSensors cost a triggerer and a store
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_sensors.py
@@ -143,6 +148,12 @@ $(VENV)/.installed: $(VENV)/bin/python requirements.lock pyproject.toml
 	@$(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .
 	@printf '%s\n' '$(CURDIR)' > $@
 
+$(VENV)/.installed-%: $(VENV)/bin/python requirements.lock pyproject.toml
+	@echo '== Installing hetero-airflow with its extra $*, in the versions of requirements.lock (the first time takes minutes)'
+	@$(RUN) -m pip install -qq --constraint requirements.lock setuptools
+	@$(RUN) -m pip install -qq --constraint requirements.lock --no-build-isolation --editable '.[$*]'
+	@printf '%s\n' '$(CURDIR)' > $@
+
 $(VENV)/bin/python:
 	@for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
 	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
@@ -159,11 +170,12 @@ $(VENV)/bin/python:
 	    "Install one, or give its path: PYTHON=/path/to/python make …" >&2; \
 	fi; exit 1
 
-# A virtual environment does not survive a move: it is made anew where its stamp names another folder. Both rules get
-# the phony target, since the new .venv/bin/python is a link to a file that is as old as before.
-ifneq ($(wildcard $(VENV)/.installed),)
-ifneq ($(shell cat $(VENV)/.installed),$(CURDIR))
-$(VENV)/bin/python $(VENV)/.installed: moved
+# A virtual environment does not survive a move: it is made anew where its stamps name another folder. All rules get the
+# phony target, since the new .venv/bin/python is a link to a file that is as old as before.
+STAMPS := $(wildcard $(VENV)/.installed $(VENV)/.installed-*)
+ifneq ($(STAMPS),)
+ifneq ($(shell sort -u $(STAMPS)),$(CURDIR))
+$(VENV)/bin/python $(STAMPS): moved
 endif
 endif
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import threading
 import time
 import warnings
@@ -16,6 +15,7 @@ import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
+from held_port import HeldPort
 from sqlalchemy import Engine
 
 from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX, Heartbeat, InventoryReport
@@ -36,9 +36,8 @@ class ApiServer:
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self._held = HeldPort()
+        self.port = self._held.number
         self.url = f"http://127.0.0.1:{self.port}"
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -59,7 +58,7 @@ class ApiServer:
         """Connections are closed, requests are answered."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._thread.join(20)
+            self._thread.join(600)
         self._server = self._thread = None
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from held_port import HeldPort
 from kubernetes import client, config
 
 ASSETS = "KUBEBUILDER_ASSETS"
@@ -72,7 +72,8 @@ class ControlPlane:
         self._programs = _programs()
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._etcd, self._peer, self._port = (_free_port() for _ in range(3))
+        self._held = [HeldPort() for _ in range(3)]
+        self._etcd, self._peer, self._port = (port.number for port in self._held)
         self.url = f"https://127.0.0.1:{self._port}"
         self._tokens = {name: secrets.token_urlsafe(24) for name in USERS}
 
@@ -159,6 +160,8 @@ class ControlPlane:
                 process.kill()
                 process.wait()
         self._processes.clear()
+        for port in self._held:
+            port.release()
 
     @property
     def certificate(self) -> Path:
@@ -251,9 +254,3 @@ def _programs() -> dict[str, Path]:
     if missing:
         pytest.fail(f"{ASSETS} is {folder}; {', '.join(missing)} are not there. Put them beside the others")
     return programs
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

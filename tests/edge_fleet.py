@@ -46,6 +46,8 @@ def running_edge_fleet(
         "AIRFLOW__EDGE__API_ENABLED": "True",
         "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "2",
         "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
+        "AIRFLOW__EDGE__API_RETRIES": "100",
+        "AIRFLOW__EDGE__API_RETRY_WAIT_MAX": "2",
         **own_lease_folder(home),
         **settings,
     }

@@ -7,6 +7,10 @@ such files too, once no group is left.
 
 from __future__ import annotations
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -57,7 +61,18 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 class LaneScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Keeps the tests of a group in one process, in their order."""
+    """Keeps the tests of a group in one process, in their order.
+
+    With ``--minutes``, no group begins after this time, and another group is the first one at each commit.
+    """
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        super().__init__(config, log)
+        self.left_out: list[str] = []
+        """Groups that did not begin in time."""
+        minutes: float | None = config.getoption("minutes")
+        self._until = None if minutes is None else time.monotonic() + 60 * minutes
+        self._airflows = list(AIRFLOWS) if minutes is None else _turned(list(AIRFLOWS))
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -68,14 +83,25 @@ class LaneScheduling(LoadScopeScheduling):  # type: ignore[misc]
             super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
+        if self._until is not None and time.monotonic() > self._until:
+            self.left_out += self.workqueue
+            self.workqueue.clear()
         if self.workqueue and self._next_group(node) is None:
             node.shutdown()
         else:
             super()._reschedule(node)
 
     def _next_group(self, node: WorkerController) -> str | None:
-        airflows = [group for group in AIRFLOWS if group in self.workqueue]
+        airflows = [group for group in self._airflows if group in self.workqueue]
         if airflows and node is self.nodes[0]:
             return airflows[0]
         computing = (group for group in (*COMPUTING, *self.workqueue) if group in self.workqueue)
         return next((group for group in computing if group not in AIRFLOWS), None)
+
+
+def _turned(groups: list[str]) -> list[str]:
+    """The groups in the same order, from another one on at each commit."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    begin = int(commit, 16) % len(groups)
+    return groups[begin:] + groups[:begin]

@@ -11,7 +11,8 @@ from typing import Any
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from tests.engines.kubernetes.fake_api import a_node, eventually
+from tests.engines.kubernetes.fake_api import a_node
+from tests.waiting import eventually
 
 BEAT_S = 1.0
 LEASES = "kube-node-lease"

@@ -88,7 +88,7 @@ class PostgresServer:
     def _end(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(60)
+        self._process.wait(600)
         self._process = None
 
     def _initialise(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from held_port import HeldPort
 
 
 @contextlib.contextmanager
@@ -24,6 +24,7 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
         yield server
     finally:
         server.kill()
+        server.release_port()
 
 
 class RedisServer:
@@ -36,9 +37,8 @@ class RedisServer:
         self._program = _program()
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self._held = HeldPort()
+        self.port = self._held.number
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class RedisServer:
         options["appendfsync"] = "always"
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self._process = subprocess.Popen([self._program, *arguments], stdout=subprocess.DEVNULL)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 600
         with redis.Redis(port=self.port) as client:
             while True:
                 with contextlib.suppress(redis.ConnectionError):
@@ -55,6 +55,10 @@ class RedisServer:
                         return
                 assert time.monotonic() < end, "Redis does not answer"
                 time.sleep(0.05)
+
+    def release_port(self) -> None:
+        """When it will not be started again."""
+        self._held.release()
 
     def kill(self) -> None:
         """kill -9."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from held_port import HeldPort
 from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.executor.recommended_settings import recommendations
@@ -86,6 +86,8 @@ class LocalAirflow:
 
     make_starter: Callable[[Mapping[str, str]], Any] = ColdAirflow
     """Makes what starts the processes; gets their environment."""
+    copy_migrated_database: Callable[[Path], None] | None = None
+    """Puts a migrated SQLite database there, for those who start many Airflows; without it, each migrates its own."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class LocalAirflow:
         schedulers: int = 1,
     ) -> None:
         self.home = home
-        self.port = _free_port()
+        self._ports: list[HeldPort] = []
+        self.port = self._hold_port()
         self.url = f"http://localhost:{self.port}"
         self.password = secrets.token_urlsafe(12)
         self.components = tuple(components)
@@ -112,7 +115,7 @@ class LocalAirflow:
         self._client: httpx.Client | None = None
         self._stranger: httpx.Client | None = None
         """Asks without a login. A new client for each question would cost 20 ms of computing."""
-        log_port, triggerer_log_port = _free_port(), _free_port()
+        log_port, triggerer_log_port = self._hold_port(), self._hold_port()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
             **{setting.variable: setting.value for setting in recommendations("hetero")},
@@ -159,16 +162,24 @@ class LocalAirflow:
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
         passwords.write_text(f'{{"{USER}": "{self.password}"}}')
-        self.run("db", "migrate")
+        self.migrate()
         for name in self.components:
             self.launch(name)
         for name in self.schedulers[1:]:
-            self.launch(name, "scheduler", AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT=str(_free_port()))
+            self.launch(name, "scheduler", AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT=str(self._hold_port()))
         try:
             self.wait_until(self.is_healthy, "Airflow to answer")
         except TimeoutError as error:
             ends = "\n".join(f"---- {name}.log ends with\n{self._log_end(name)}" for name in self._processes)
             raise TimeoutError(f"{error}\n{ends}") from None
+
+    def migrate(self) -> None:
+        """Make the tables in its database."""
+        copy, database = type(self).copy_migrated_database, self.home / "airflow.db"
+        if copy is not None and self._is_sqlite and not database.exists():
+            copy(database)
+        else:
+            self.run("db", "migrate")
 
     def launch(self, name: str, *arguments: str, **environment: str) -> None:
         """Start a component; its output goes to ``<home>/<name>.log``. The same name again runs the same command.
@@ -222,6 +233,12 @@ class LocalAirflow:
             with suppress(ProcessLookupError):
                 os.killpg(self._killed.pop(), signal.SIGKILL)
         self._starter.close()
+        while self._ports:
+            self._ports.pop().release()
+
+    def _hold_port(self) -> int:
+        self._ports.append(HeldPort())
+        return self._ports[-1].number
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``airflow`` with these arguments to its end."""
@@ -363,9 +380,3 @@ def _wait_for_group(process: Process, timeout_s: float) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,8 +13,6 @@ import gc
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from time import monotonic, perf_counter
@@ -135,19 +133,12 @@ def key_row(speaker: Speaker) -> dict[str, object]:
     return {"worker_id": speaker.worker_id, "public_key": digits, "nonce": 0, "instance": "", "changed": 1}
 
 
-@contextmanager
-def databases() -> Iterator[dict[str, str | None]]:
-    """Name → URL; None for the server's own SQLite."""
-    with ExitStack() as stack:
-        yield {"sqlite": None, "postgresql": stack.enter_context(running_postgres()).url}
-
-
 def main() -> None:
     """Both databases, one after the other."""
     agents = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 60
-    with databases() as urls:
-        for name, url in urls.items():
+    with running_postgres() as postgres:
+        for name, url in {"sqlite": None, "postgresql": postgres.url}.items():
             with tempfile.TemporaryDirectory() as folder:
                 dags = Path(folder, "dags")
                 dags.mkdir()

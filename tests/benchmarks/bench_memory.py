@@ -4,24 +4,14 @@
 overhead benchmark has run once; under LocalExecutor its device tasks run as plain ones.
 """
 
-import tempfile
-from pathlib import Path
-
 import psutil
-from local_airflow import LocalAirflow
-
-DAGS = Path(__file__).parent / "dags"
+from queueing_delays import OURS, booted
 
 
 def main():
     figures = {}
-    for executor in ("LocalExecutor", "LocalExecutor,hetero_airflow.executor.HeteroExecutor"):
-        settings = {"AIRFLOW__CORE__EXECUTOR": executor}
-        simulated = "nvidia/h100-80gb:16"
-        with (
-            tempfile.TemporaryDirectory() as home,
-            LocalAirflow(Path(home), DAGS, simulated=simulated, settings=settings) as airflow,
-        ):
+    for executor in ("LocalExecutor", f"LocalExecutor,{OURS}"):
+        with booted(executor) as airflow:
             run_id = airflow.trigger("overhead")
             print(f"{executor}: {airflow.wait_for_run('overhead', run_id, 600)}", flush=True)
             figures[executor] = psutil.Process(airflow.pid("scheduler")).memory_info().rss / 2**20

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from local_airflow import LocalAirflow
-from queueing_delays import DAGS, OURS
+from queueing_delays import DAGS, OURS, queued_s
 from sqlalchemy import NullPool, create_engine, text
 
 from tests.postgres_server import running_postgres
@@ -82,14 +82,10 @@ def starts(airflow, name, number):
         airflow.wait_for_run("start", run_id, 300)
         (ti,) = airflow.tasks("start", run_id)
         triggered.append(airflow.xcom("start", run_id, "start") - begin)
-        queued.append((_moment(ti["start_date"]) - _moment(ti["queued_when"])).total_seconds())
+        queued.append(queued_s(ti))
     for since, values in (("its trigger", triggered), ("queued", queued)):
         figures = f"median {statistics.median(values):4.1f} s, longest {max(values):4.1f} s"
         print(f"{name:9} {number} tasks start on a free device: from {since:11} {figures}", flush=True)
-
-
-def _moment(value):
-    return datetime.fromisoformat(value)
 
 
 def measure(airflow, waiting):

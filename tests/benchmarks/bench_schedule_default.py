@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
 from bench_schedule_jct import CLUSTER, TRACES
-from bench_table import HOUR_S, ON_60_S, Row, Table, simulate
+from bench_table import HOUR_S, ON_60_S, Row, Table, simulate, spread
 
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
@@ -33,8 +32,7 @@ def tables() -> Iterator[Table]:
             for names in groups:
                 figures = [simulate(load_trace(name), workers, row, options).all.jct_s for name in names]
                 means = [jct_s.mean / HOUR_S for jct_s in figures if jct_s is not None]
-                spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
-                cells.append(f"{statistics.fmean(means):.1f}{spread}")
+                cells.append(spread(means, 1))
             rows.append((policy, "yes" if can_preempt else "no", *cells))
     yield Table(
         "The default: mean JCT, hours, with estimates from ended runs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench_table import Row, Table, hours, percent, simulate
+from bench_table import Row, Table, hours, mean_jct_hours, percent, simulate
 from bounds.relaxed_bounds import mean_jct_bounds
 
 from hetero_airflow.simulator.cluster import parse_cluster
@@ -39,10 +39,7 @@ def tables() -> Iterator[Table]:
     workers = parse_cluster(CLUSTER)
     workloads = [load_trace(f"gavel/{name}") for name in TRACES]
     figures = {row.label: [simulate(workload, workers, row) for workload in workloads] for row in ROWS}
-    means = [
-        (label, *(hours(figure.all.jct_s.mean if figure.all.jct_s else None) for figure in row_figures))
-        for label, row_figures in figures.items()
-    ]
+    means = [(label, *map(mean_jct_hours, row_figures)) for label, row_figures in figures.items()]
     bounds = ("lower bound", *(hours(mean_jct_bounds(workload, workers).best_s) for workload in workloads))
     yield Table(
         "Mean JCT, hours: 300 jobs on 12 V100 + 12 P100 + 12 K80",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench_schedule_jct import CLUSTER, TRACES
-from bench_table import Row, Table, hours, simulate
+from bench_table import Row, Table, hours, mean_jct_hours, simulate
 from bounds.relaxed_bounds import makespan_bounds
 
 from hetero_airflow.simulator.cluster import parse_cluster
@@ -33,8 +33,8 @@ def tables() -> Iterator[Table]:
     rows = []
     for row in ROWS:
         row_figures = [simulate(workload, workers, row) for workload in workloads]
-        means = [hours(figure.all.jct_s.mean if figure.all.jct_s else None) for figure in row_figures]
-        rows.append((row.label, *(hours(figure.makespan_s) for figure in row_figures), " / ".join(means)))
+        means = " / ".join(map(mean_jct_hours, row_figures))
+        rows.append((row.label, *(hours(figure.makespan_s) for figure in row_figures), means))
     bounds = [hours(makespan_bounds(workload, workers).best_s) for workload in workloads]
     yield Table(
         "Makespan, hours: 300 jobs on 12 V100 + 12 P100 + 12 K80",

@@ -9,7 +9,6 @@ own CPU time.
 from __future__ import annotations
 
 import csv
-import math
 import os
 import statistics
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from bench_table import Table
+from bench_table import Table, spread
 from dot_product import DotProductMeasure
 from fgd import FragmentationMeasure
 from scoreboard import Scoreboard
@@ -142,14 +141,9 @@ def _row(mix: str, name: str, known: dict[tuple[str, str], tuple[str, str]]) -> 
     published = known.get((mix, PUBLISHED.get(name, "06-FGD")), ("", ""))
     note = "" if name in PUBLISHED else " (FGD)"
     row = (
-        mix, name, _spread([r.at_100 for r in results]), f"{float(published[0]):.2f}{note}",
-        _spread([r.at_130 for r in results]), f"{float(published[1]):.2f}{note}",
+        mix, name, spread([r.at_100 for r in results], 2), f"{float(published[0]):.2f}{note}",
+        spread([r.at_130 for r in results], 2), f"{float(published[1]):.2f}{note}",
         f"{statistics.median(r.pods_per_s for r in results):,.0f}",
     )  # fmt: skip
     print(" | ".join(row), flush=True)
     return row
-
-
-def _spread(values: Sequence[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return f"{statistics.fmean(values):.2f} ± {deviation:.2f}"

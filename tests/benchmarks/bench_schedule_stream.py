@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench_table import Row, Table, hours, simulate
+from bench_table import Row, Table, hours, mean_jct_hours, simulate
 from bounds.relaxed_bounds import mean_jct_bounds
 
 from hetero_airflow.simulator.cluster import parse_cluster
@@ -34,9 +34,7 @@ def tables() -> Iterator[Table]:
     rows = []
     for row in ROWS:
         row_figures = [simulate(workload, workers, row, window=WINDOW) for workload in workloads]
-        rows.append(
-            (row.label, *(hours(figure.all.jct_s.mean if figure.all.jct_s else None) for figure in row_figures))
-        )
+        rows.append((row.label, *map(mean_jct_hours, row_figures)))
     bounds = [mean_jct_bounds(workload, workers, WINDOW.first_job, WINDOW.last_job).best_s for workload in workloads]
     yield Table(
         "Mean JCT of jobs 4000 to 4999, hours: 4.8 jobs an hour on 36 V100 + 36 P100 + 36 K80",

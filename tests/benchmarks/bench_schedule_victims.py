@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from bench_table import HOUR_S, Table
+from bench_table import HOUR_S, Table, spread
 
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
@@ -170,12 +170,6 @@ def _row(case: Case) -> tuple[str, ...]:
         *(spread([result.urgent_wait_s for result in side], 0) for side in (baseline, ours)),
         *(spread([result.jct_s / HOUR_S for result in side], 2) for side in (baseline, ours)),
     )  # fmt: skip
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """The mean and, of more than one value, the standard deviation."""
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def tables() -> Iterator[Table]:

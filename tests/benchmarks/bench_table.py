@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,11 @@ def simulate(
     return measure(Simulation(workload, workers, policy, row.policy, options).run(), window)
 
 
+def mean_jct_hours(figures: Figures) -> str:
+    """The mean job completion time in hours; a dash if no job has ended."""
+    return hours(figures.all.jct_s.mean if figures.all.jct_s else None)
+
+
 def hours(seconds: float | None) -> str:
     """Hours with two digits; a dash for None."""
     return "–" if seconds is None else f"{seconds / HOUR_S:.2f}"
@@ -74,3 +80,9 @@ def hours(seconds: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share from 0 to 1 in percent."""
     return "–" if share is None else f"{100 * share:.1f}"
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean and, of more than one value, the standard deviation."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"

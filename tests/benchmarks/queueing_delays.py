@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,18 @@ from local_airflow import LocalAirflow
 DAGS = Path(__file__).parent / "dags"
 OURS = "hetero_airflow.executor.HeteroExecutor"
 WARM_UP, RUNS = 1, 3
+
+
+@contextmanager
+def booted(executors: str) -> Iterator[LocalAirflow]:
+    """An Airflow with these executors, and 16 simulated GPUs: so many that no task of the DAG waits for one."""
+    settings = {"AIRFLOW__CORE__EXECUTOR": executors}
+    simulated = "nvidia/h100-80gb:16"
+    with (
+        tempfile.TemporaryDirectory() as home,
+        LocalAirflow(Path(home), DAGS, simulated=simulated, settings=settings) as airflow,
+    ):
+        yield airflow
 
 
 def print_delays(
@@ -49,12 +62,14 @@ def _delays(airflow: LocalAirflow, timeout_s: float) -> dict[str, list[float]]:
     delays: dict[str, list[float]] = {"device": [], "plain": []}
     for ti in airflow.tasks("overhead", run_id):
         kind = ti["task_id"].partition("_")[0]
-        delays[kind].append((_moment(ti["start_date"]) - _moment(ti["queued_when"])).total_seconds())
+        delays[kind].append(queued_s(ti))
     return delays
 
 
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def queued_s(ti: Mapping[str, str]) -> float:
+    """Seconds from queued to running, of a task instance."""
+    queued, started = (datetime.fromisoformat(ti[name]) for name in ("queued_when", "start_date"))
+    return (started - queued).total_seconds()
 
 
 def _report(name: str, delays: Mapping[str, Sequence[float]]) -> None:

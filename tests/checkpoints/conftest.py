@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 
 NewPlace = Callable[..., CheckpointPlace]
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 @pytest.fixture(params=CHECKPOINT_STORES)

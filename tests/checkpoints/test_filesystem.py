@@ -190,5 +190,5 @@ while done < int(sys.argv[2]):
 def test_no_write_is_lost_between_processes(store: FilesystemStore) -> None:
     each = 50
     processes = [subprocess.Popen([sys.executable, "-c", COUNT, str(store.root), str(each)]) for _ in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(600) for process in processes] == [0, 0, 0]
     assert store.read("dag/count", at_most=100).content == str(3 * each).encode()  # type: ignore[union-attr]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publi
 from hetero_airflow.errors import FencedOut, GrantRefused
 from hetero_airflow.model.grant import Grant, GrantSigner
 from hetero_airflow.testing import a_signer
+from tests.checkpoints.conftest import NOW
 
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 FORGED = 10**6
 
 

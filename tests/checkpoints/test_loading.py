@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import pickle
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from hetero_airflow.checkpoints.index import CheckpointEntry, Index
 from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.publishing import claim_place, publish
 from hetero_airflow.errors import InvalidCheckpoint
+from tests.checkpoints.conftest import NOW
 
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TENSORS = "tensors-00000-of-00001.safetensors"
 
 

@@ -9,7 +9,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,12 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import CheckpointStoreUnavailable
+from tests.checkpoints.conftest import NOW
+from tests.effort import effort, long
 
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 BROKEN = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+KINDS = ["500", "dropped", "answer lost", "cut off"]
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 Fault = Callable[[str, str, int], str | None]
@@ -151,8 +152,9 @@ def save(store: CheckpointStore, holder: WriteClaim, tmp_path: Path, step: int, 
     return publish(store, holder, folder, step=step, metrics={}, now=NOW)
 
 
-@pytest.mark.parametrize("offset", range(3))
-@pytest.mark.parametrize("kind", ["500", "503", "dropped", "answer lost", "cut off", "slow"])
+@long
+@pytest.mark.parametrize("offset", range(effort(1, 3)))
+@pytest.mark.parametrize("kind", [*KINDS, *effort([], ["503", "slow"])])
 def test_saves_and_loads_go_through_if_every_third_request_fails(
     store, place, proxy: Proxy, tmp_path, kind: str, offset: int
 ) -> None:
@@ -174,7 +176,8 @@ def test_saves_and_loads_go_through_if_every_third_request_fails(
     assert len(hit) > 5
 
 
-@pytest.mark.parametrize("kind", ["500", "dropped", "answer lost", "cut off"])
+@pytest.mark.system
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_large_file_goes_through_in_parts(store, place, proxy: Proxy, tmp_path, kind: str) -> None:
     seen: set[str] = set()
 
@@ -191,7 +194,8 @@ def test_a_large_file_goes_through_in_parts(store, place, proxy: Proxy, tmp_path
     assert (tmp_path / "loaded" / "tensors").read_bytes() == bytes(20 << 20) + b"1"
 
 
-@pytest.mark.parametrize("kind", ["500", "503", "dropped", "cut off"])
+@long
+@pytest.mark.parametrize("kind", ["500", "cut off", *effort([], ["503", "dropped"])])
 def test_an_unavailable_store_is_reported_and_nothing_is_lost(store, place, proxy: Proxy, tmp_path, kind: str) -> None:
     holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
@@ -213,12 +217,13 @@ def test_an_unavailable_store_is_reported_and_nothing_is_lost(store, place, prox
     assert save(store, holder, tmp_path, 3) == read_index(store, place.path).entries[-1]
 
 
+@long
 def test_a_store_that_fails_during_a_save_keeps_earlier_checkpoints(store, place, proxy: Proxy, tmp_path) -> None:
     holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
     before = proxy.number
     save(store, holder, tmp_path, 2)
-    for last in range(proxy.number - before):
+    for last in range(0, proxy.number - before, effort(3, 1)):
         start = proxy.number
         proxy.fault = lambda method, path, number, limit=start + last: "503" if number > limit else None
         with contextlib.suppress(CheckpointStoreUnavailable):

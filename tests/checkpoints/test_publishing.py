@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,7 @@ from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, rea
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import FencedOut, InvalidCheckpoint, SettingsError
-
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+from tests.checkpoints.conftest import NOW
 
 
 def stage(folder: Path, step: int) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,7 @@ from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, rea
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import FencedOut
-
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+from tests.checkpoints.conftest import NOW
 
 
 class Killed(BaseException):
@@ -199,7 +198,7 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
             for entry in fresh:
                 check_whole(store, place, entry)
         for actor in actors:
-            actor.join(10)
+            actor.join(600)
             assert actor.error is None or isinstance(actor.error, FencedOut)
         for entry in read_index(store, place.path).entries:
             check_whole(store, place, entry)

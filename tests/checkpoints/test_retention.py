@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -11,18 +11,23 @@ from hetero_airflow.checkpoints.keys import folder_name
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.retention import ABANDONED_AFTER_S, is_garbage, parse_keep_best, retained_entries
 from hetero_airflow.errors import SettingsError
+from tests.checkpoints.conftest import NOW
 
 
-def entry(step: int, **metrics: float) -> CheckpointEntry:
+def entry(
+    step: int, *, epoch: int = 0, age_s: float = 10.0, is_final: bool = False, **metrics: float
+) -> CheckpointEntry:
+    """A checkpoint in an index."""
     return CheckpointEntry(
         step=step,
         key=folder_name(step, 1, f"{step:08x}"),
         digest="",
         size_bytes=1,
         metrics=metrics,
-        published_at=datetime(2026, 1, 1, tzinfo=UTC),
+        published_at=NOW - timedelta(seconds=age_s),
         token=1,
-        epoch=0,
+        epoch=epoch,
+        is_final=is_final,
     )
 
 

@@ -23,6 +23,7 @@ from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+from tests.migrated_database import copy_migrated_database
 from tests.warm_airflow import WarmAirflow
 
 Render = Callable[..., str]
@@ -54,12 +55,24 @@ class Installation:
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run ``airflow`` with these arguments and environment variables.
 
-        Airflow reads some variables when it is loaded. A command with others runs in a process that has loaded it.
+        Airflow reads some variables when it is loaded. A command without these runs in a process that has loaded it.
         """
-        late = [name for name in variables if not name.startswith("AIRFLOW__HETERO__")]
-        is_cold = any(name.startswith(("AIRFLOW", "PYTHON")) for name in late)
+        is_cold = any(name.startswith(("AIRFLOW__DATABASE", "AIRFLOW__LOGGING", "PYTHON")) for name in variables)
         starter = ColdAirflow(self._environment()) if is_cold else self._airflow
         return starter.run(arguments, self._environment() | variables, Path.cwd())
+
+    def output(self, *arguments: str, **variables: str) -> str:
+        """What ``airflow hetero`` prints with these arguments; it succeeds, and complains of nothing."""
+        done = self.run("hetero", *arguments, **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    def complaint(self, *arguments: str, **variables: str) -> str:
+        """What ``airflow hetero`` says is wrong with these arguments; it prints nothing else, and no traceback."""
+        done = self.run("hetero", *arguments, **variables)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "Traceback" not in done.stderr
+        return done.stderr
 
     def close(self) -> None:
         """End the process that has loaded Airflow."""
@@ -82,8 +95,7 @@ def unmigrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installatio
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """A migrated Airflow with one worker, where one task is placed, two wait and one was refused."""
     made = Installation(tmp_path_factory.mktemp("airflow"))
-    done = made.run("db", "migrate")
-    assert done.returncode == 0, done.stderr
+    copy_migrated_database(made.home / "airflow.db")
     gpu = a_device("GPU-5a3c1f2e-8c1b-4a0e-9d52-1f2f3a4b5c6d")
     worker = a_worker(devices=(a_cpu(), gpu, a_device("SIM-0", model="t4", memory="16GiB", simulated=True)))
     engine = create_engine(made.url, poolclass=NullPool)

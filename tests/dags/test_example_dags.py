@@ -10,8 +10,6 @@ import demo
 import pytest
 from local_airflow import LocalAirflow
 
-pytestmark = pytest.mark.system
-
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 CONFS = {
     "alternatives": {},

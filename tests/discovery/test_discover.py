@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 from hetero_airflow.discovery import PROBES, VENDOR_SIGNS
 from hetero_airflow.discovery.discover import build_inventory, discover, has_trace
 from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.probe_process import ProbeReply, run_probe
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 from hetero_airflow.registry import load
@@ -141,3 +143,37 @@ def test_a_probe_without_a_trace_is_not_run(tmp_path, monkeypatch):
     (tmp_path / "nvidia0").touch()
     assert has_trace("nvidia", {})
     assert has_trace("a-probe-of-another-package", {})
+
+
+COMMAND = [sys.executable, "-m", "hetero_airflow.discovery.probe_process"]
+
+
+def test_a_probe_can_be_run_by_hand(monkeypatch):
+    monkeypatch.setenv(SIMULATED_DEVICES_VARIABLE, "nvidia/h100-80gb:1")
+    ended = subprocess.run([*COMMAND, "simulated"], capture_output=True, check=True)
+    answer = ProbeReply.model_validate_json(ended.stdout)
+    assert answer == run_probe("simulated")
+    assert answer.result is not None
+    assert [device.id for device in answer.result.devices] == ["simulated-nvidia-h100-80gb-0"]
+    assert ended.stderr == b""
+
+
+def test_an_unreadable_setting_is_the_answers_error(monkeypatch):
+    monkeypatch.setenv(SIMULATED_DEVICES_VARIABLE, "gpu:2")
+    assert run_probe("simulated").error == (
+        "HETERO_AIRFLOW_SIMULATED_DEVICES='gpu:2' can't be used; found no model of an accelerator in 'gpu:2'. "
+        'Write it as "nvidia/h100-80gb:4,ascend/910b:2".'
+    )
+
+
+def test_no_device_is_an_empty_result_and_no_error(monkeypatch):
+    monkeypatch.delenv(SIMULATED_DEVICES_VARIABLE, raising=False)
+    assert run_probe("simulated") == ProbeReply(result=ProbeResult())
+    ended = subprocess.run([*COMMAND, "simulated"], capture_output=True, check=True)
+    assert json.loads(ended.stdout) == {"result": {}}
+
+
+def test_the_process_ends_itself_after_its_time_limit(install):
+    install("import time\ndef slow():\n    time.sleep(600)\n", "slow")
+    ended = subprocess.run([*COMMAND, "slow", "0.5"], capture_output=True, check=False, timeout=60)
+    assert ended.returncode == -14

@@ -1,9 +1,9 @@
 import sys
-import time
 
 import pytest
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -22,12 +22,9 @@ def watch(monkeypatch):
         inventory_watch.close()
 
 
-def poll(watch, seconds=10):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if (inventory := watch.poll()) is not None:
-            return inventory
-    return None
+def poll_until_logged(watch, caplog, text):
+    """Until the log has the text; no inventory may come."""
+    assert eventually(lambda: watch.poll() or text in caplog.text) is True
 
 
 WORKER = (
@@ -43,8 +40,8 @@ def test_poll_never_blocks(watch):
 
 def test_an_inventory_is_returned_and_its_problems_are_logged_once(watch, caplog):
     inventory_watch = watch(f"print('''{WORKER}''')", interval_s=2)
-    assert poll(inventory_watch, 30).worker.labels == {"zone": "a"}
-    assert poll(inventory_watch, 30).worker.id == "host-a"
+    assert eventually(inventory_watch.poll).worker.labels == {"zone": "a"}
+    assert eventually(inventory_watch.poll).worker.id == "host-a"
     assert [record.getMessage() for record in caplog.records] == ["Discovery: npu-smi hangs"]
 
 
@@ -53,20 +50,18 @@ def test_an_inventory_is_returned_and_its_problems_are_logged_once(watch, caplog
 )
 def test_a_failed_discovery_keeps_the_last_inventory_and_is_logged(watch, caplog, code):
     inventory_watch = watch(code)
-    assert poll(inventory_watch, 2) is None
-    assert any("the last inventory stays in use" in record.getMessage() for record in caplog.records)
+    poll_until_logged(inventory_watch, caplog, "the last inventory stays in use")
 
 
 def test_a_hung_discovery_is_killed_and_started_again(watch, caplog):
     inventory_watch = watch("import time; time.sleep(600)")
-    assert poll(inventory_watch, 1.5) is None
-    assert any("ended with code -9" in record.getMessage() for record in caplog.records)
+    poll_until_logged(inventory_watch, caplog, "ended with code -9")
 
 
 def test_this_host_is_discovered():
     watch = InventoryWatch("host-a", {"zone": "a"}, interval_s=60, probe_timeout_s=10)
     try:
-        inventory = poll(watch, 30)
+        inventory = eventually(watch.poll)
     finally:
         watch.close()
     assert (inventory.worker.id, inventory.worker.labels) == ("host-a", {"zone": "a"})

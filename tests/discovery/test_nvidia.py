@@ -196,25 +196,27 @@ def test_unsupported_calls_leave_fields_out(monkeypatch):
     assert nvidia.probe() == ProbeResult((device,), (Telemetry(device_id="nvidia-0"),))
 
 
-def test_no_library_is_an_empty_result(monkeypatch):
-    def init():
-        raise pynvml.NVMLError_LibraryNotFound
+@pytest.fixture
+def break_nvml(monkeypatch):
+    """Lets the initialisation of NVML raise an error."""
 
-    fake = SimpleNamespace(
-        nvmlInit=init, NVMLError=pynvml.NVMLError, NVMLError_LibraryNotFound=pynvml.NVMLError_LibraryNotFound
-    )
-    monkeypatch.setattr(nvidia, "import_module", lambda name: fake)
+    def run(error):
+        def init():
+            raise error
+
+        errors = {name: getattr(pynvml, name) for name in ("NVMLError", "NVMLError_LibraryNotFound")}
+        monkeypatch.setattr(nvidia, "import_module", lambda name: SimpleNamespace(nvmlInit=init, **errors))
+
+    return run
+
+
+def test_no_library_is_an_empty_result(break_nvml):
+    break_nvml(pynvml.NVMLError_LibraryNotFound)
     assert nvidia.probe() == ProbeResult()
 
 
-def test_a_driver_of_another_version_than_its_library_is_an_error(monkeypatch):
-    def init():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    fake = SimpleNamespace(
-        nvmlInit=init, NVMLError=pynvml.NVMLError, NVMLError_LibraryNotFound=pynvml.NVMLError_LibraryNotFound
-    )
-    monkeypatch.setattr(nvidia, "import_module", lambda name: fake)
+def test_a_driver_of_another_version_than_its_library_is_an_error(break_nvml):
+    break_nvml(pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
     with pytest.raises(ProbeError) as caught:
         nvidia.probe()
     assert caught.value.found == "RM has detected an NVML/RM version mismatch."

@@ -4,26 +4,22 @@ import contextlib
 import json
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 import redis
-from airflow.executors.workloads import ExecuteTask
-from airflow.executors.workloads.base import BundleInfo
-from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.utils.state import TaskInstanceState
 from celery import states
 from celery.contrib.testing.worker import start_worker
 
 from hetero_airflow.engines.celery import CeleryEngine
-from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, Liveness
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
-from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.testing import EPOCH, a_worker
+from hetero_airflow.testing import a_worker
+from tests.engines.conftest import a_lease, a_task, liveness
 from tests.redis_server import running_redis
 from tests.silent_server import silent_server
+from tests.waiting import eventually
 
 WORKERS = {id_: a_worker(id_).model_copy(update={"engine": "celery"}) for id_ in ("w1", "w2")}
 
@@ -39,11 +35,6 @@ def broker(server):
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
         yield client
-
-
-@pytest.fixture
-def heartbeats():
-    return {}
 
 
 @pytest.fixture
@@ -68,22 +59,6 @@ def engine(server, broker, make_engine, monkeypatch):
     return make_engine(server.url)
 
 
-def a_task(name, queue="default"):
-    ti = TaskInstanceDTO(
-        id=uuid4(), task_id=name, dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue=queue,
-        pool_slots=1, priority_weight=1, external_executor_id=str(uuid4()),
-    )  # fmt: skip
-    bundle = BundleInfo(name="dags", version=None)
-    return ExecuteTask(ti=ti, dag_rel_path=Path("dag.py"), token="hunter2", log_path=None, bundle_info=bundle)
-
-
-def a_lease(task, worker="w1"):
-    return Lease(
-        id=f"of {task.ti.task_id}", request_id=str(task.ti.id), worker_id=worker, alternative=0, claims=(), token=1,
-        state=LeaseState.GRANTED, granted_at=EPOCH, expires_at=EPOCH + timedelta(seconds=15),
-    )  # fmt: skip
-
-
 def queued(broker, queue):
     """Task ids and headers in a queue, the newest first."""
     return [json.loads(text)["headers"] for text in broker.lrange(queue, 0, -1)]
@@ -106,28 +81,17 @@ def state_of(engine, task):
     return engine.executor.celery_app.backend.get_state(task.ti.external_executor_id)
 
 
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def celery_worker(engine):
     """A real worker that receives the broadcasts to all workers. Returns a function that lets it consume a queue."""
     app = engine.executor.celery_app
     with start_worker(app, hostname="w1@host", queues=["elsewhere"], perform_ping_check=False, loglevel="warning"):
-        wait_until(lambda: app.control.ping(destination=["w1@host"], timeout=1))
+        eventually(lambda: app.control.ping(destination=["w1@host"], timeout=1))
 
         def listen_to(queue):
             assert app.control.add_consumer(queue, destination=["w1@host"], reply=True, timeout=20)
 
         yield listen_to
-
-
-def liveness(engine, lease, state="running", seen_at=None):
-    return engine.liveness_of([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
 
 def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engine, broker):
@@ -193,7 +157,7 @@ def test_a_worker_passes_over_what_was_sent_and_withdrawn(engine, is_placed):
         assert not engine.withdraw(task.key), "it has left this process"
         assert engine.has_task(task.ti) is is_placed
         listen_to(queue)
-        wait_until(lambda: state_of(engine, task) in states.READY_STATES)
+        eventually(lambda: state_of(engine, task) in states.READY_STATES)
     assert (state_of(engine, task), engine.collect()) == (states.REVOKED, {})
     assert engine.executor.running == set()
     if is_placed:

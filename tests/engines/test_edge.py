@@ -1,14 +1,10 @@
 """The engine against EdgeExecutor's own table; the edge worker is the test, which changes the jobs' states."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
-from airflow.executors.workloads import ExecuteTask
-from airflow.executors.workloads.base import BundleInfo
-from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.edge3.models.edge_job import EdgeJobModel
 from airflow.utils.state import TaskInstanceState
@@ -18,19 +14,14 @@ from sqlalchemy.orm import sessionmaker
 
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.engines.edge import EdgeEngine
-from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, Liveness
 from hetero_airflow.errors import EngineError
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
-from hetero_airflow.model.lease import Claim, Lease, LeaseState
-from hetero_airflow.testing import EPOCH, a_task_lease, a_worker
+from hetero_airflow.testing import a_task_lease, a_worker
+from tests.engines.conftest import a_lease, a_task, liveness
 
 WORKER = a_worker("w1").model_copy(update={"engine": "edge"})
-
-
-@pytest.fixture
-def heartbeats():
-    return {}
 
 
 @pytest.fixture
@@ -53,25 +44,8 @@ def engine(session, heartbeats):
     return engine
 
 
-def a_task(name, carrier=None):
-    ti = TaskInstanceDTO(
-        id=uuid4(), task_id=name, dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue="hetero",
-        pool_slots=1, priority_weight=1, context_carrier=carrier,
-    )  # fmt: skip
-    bundle = BundleInfo(name="dags", version=None)
-    return ExecuteTask(ti=ti, dag_rel_path=Path("dag.py"), token="hunter2", log_path=None, bundle_info=bundle)
-
-
-def a_lease(task):
-    return Lease(
-        id=f"of {task.ti.task_id}", request_id=str(task.ti.id), worker_id="w1", alternative=0,
-        claims=(Claim("GPU-0", 1000),), token=1, state=LeaseState.GRANTED, granted_at=EPOCH,
-        expires_at=EPOCH + timedelta(seconds=15),
-    )  # fmt: skip
-
-
 def place(engine, name="a"):
-    task = a_task(name)
+    task = a_task(name, "hetero")
     lease = a_lease(task)
     engine.hand_over(task, lease, WORKER)
     return task, lease
@@ -94,13 +68,9 @@ def fetch(session, worker="w1"):
         open_session.execute(update(EdgeJobModel).values(state=TaskInstanceState.RESTARTING, edge_worker=worker))
 
 
-def liveness(engine, lease, state="running", seen_at=None):
-    return engine.liveness_of([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
-
-
 def test_a_placed_task_is_a_job_for_its_worker_and_a_plain_one_for_its_queue(engine, session):
     task, _ = place(engine)
-    engine.hand_over_unplaced(a_task("plain"))
+    engine.hand_over_unplaced(a_task("plain", "hetero"))
     assert jobs(session) == {"a": ("hetero.w1", "queued"), "plain": ("hetero", "queued")}
     assert task.ti.queue == "hetero", "the coordinator is found by it"
     assert engine.occupied_slots == 1
@@ -165,7 +135,7 @@ def test_no_worker_gets_an_old_job_of_a_task_that_waits_again(engine, session, m
 
 
 def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):
-    task = a_task("long", {"hetero": "x" * 3000})
+    task = a_task("long", "hetero", context_carrier={"hetero": "x" * 3000})
     with pytest.raises(EngineError, match=r"edge worker w1 a job with 1 devices; found \d+ characters; .* takes 2048"):
         engine.hand_over(task, a_lease(task), WORKER)
     assert jobs(session) == {}
@@ -182,7 +152,7 @@ def test_a_job_for_a_host_with_eight_gpus_fits_into_the_table(engine, session):
         id=f"{ti_id}-1234", token=1234, model="a100-sxm4-80gb", ids=tuple(f"GPU-{uuid4()}" for _ in range(8)),
         indexes=tuple(range(8)), nodes=tuple(f"/dev/nvidia{n}" for n in range(8)), is_remote=True, grant=grant.pack(),
     )  # fmt: skip
-    ti = a_task("a").ti.model_copy(
+    ti = a_task("a", "hetero", external_executor_id=None).ti.model_copy(
         update={**names, "id": ti_id, "run_id": run_id, "map_index": -1, "context_carrier": add_lease({}, lease)}
     )
     log_path = f"dag_id={ti.dag_id}/run_id={ti.run_id}/task_id={ti.task_id}/attempt=1.log"

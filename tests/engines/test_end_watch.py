@@ -33,7 +33,7 @@ def test_each_report_is_taken_at_once_in_a_thread_beside_the_scheduler(pipe):
     watch.start(pipe)
     for _ in range(2):
         pipe.writable.send("over")
-        assert taken.wait(30)
+        assert taken.wait(600)
         taken.clear()
     watch.stop()
     assert len(threads) == 2
@@ -53,7 +53,7 @@ def test_after_an_error_it_tries_again(pipe, monkeypatch, caplog):
     watch = EndWatch(react)
     watch.start(pipe)
     pipe.writable.send("over")
-    assert taken.wait(30)
+    assert taken.wait(600)
     watch.stop()
     assert "the scheduler's next heartbeat does it" in caplog.text
 

@@ -1,12 +1,24 @@
+"""What lease files say of tasks and of local runs, and which devices these hold."""
+
 from __future__ import annotations
 
 import os
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 
 import pytest
 
+from hetero_airflow.engines.held_devices import (
+    HeldByLocalRun,
+    LocalRunDevices,
+    check_no_local_run,
+    held_devices,
+    live_lease_files,
+    remove_ended_local_runs,
+)
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
@@ -14,13 +26,15 @@ from hetero_airflow.engines.lease_files import (
     read_lease_files,
     recorded_lease,
 )
-from hetero_airflow.engines.lease_folders import lease_folders
+from hetero_airflow.engines.lease_folders import lease_folders, local_runs_locked
+from hetero_airflow.model.lease import Claim
+from hetero_airflow.testing import a_cpu, a_device, a_worker
 
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 def files() -> list[LeaseFile]:
@@ -85,3 +99,85 @@ def test_a_process_differs_from_a_later_one_with_its_pid():
         False,
         None,
     )
+
+
+HALF, WHOLE = Claim("GPU-0", 500, 2**34), Claim("GPU-0", 1000, 2**35)
+
+HOLD = """
+import sys, time
+from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.model.lease import Claim
+with recorded_lease("killed", "host (local run)", claims=(Claim("GPU-0", 1000),), local_run="a.b"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_leases_hold_is_added_up():
+    cores = Claim("cpu", 2000, 2**30, (0, 3))
+    with (
+        recorded_lease("l1", "host", claims=(HALF, cores)),
+        recorded_lease("l2", "x (local run)", claims=(HALF,), local_run="d.t"),
+    ):
+        held = held_devices(live_lease_files())
+    assert held.usage["GPU-0"].share_milli == 1000
+    assert (held.cores, held.usage["cpu"].memory_bytes) == ({0, 3}, 2**30)
+    pid = os.getpid()
+    assert held.holders["GPU-0"] == (f"a task (process {pid})", f"the local run of d.t (process {pid})")
+    assert not held.has_room_for([HALF])
+    assert not held.has_room_for([Claim("cpu", 1000, 0, (3,))])
+    assert held.has_room_for([Claim("GPU-1", 1000), Claim("cpu", 1000, 0, (1,))])
+
+
+def test_a_task_does_not_start_on_a_device_of_a_local_run():
+    with recorded_lease("local", "host (local run)", claims=(HALF,), local_run="d.t"):
+        check_no_local_run("l1", (HALF, Claim("cpu", 1000, 0, (0,))))
+        with pytest.raises(HeldByLocalRun, match=r"the local run of d\.t \(process"):
+            check_no_local_run("l1", (WHOLE,))
+
+
+def test_a_task_starts_beside_other_tasks_whatever_they_hold():
+    with recorded_lease("l1", "host", claims=(WHOLE,)):
+        check_no_local_run("l2", (WHOLE,))
+
+
+def test_a_device_of_a_local_run_is_reported_as_not_leasable_and_the_cpu_stays():
+    runs, worker = LocalRunDevices(), a_worker(devices=(a_device(id="GPU-0"), a_device(id="GPU-1", index=1), a_cpu()))
+    assert not runs.look()
+    assert runs.without_held(worker) == worker
+    with recorded_lease("local", "host (local run)", claims=(HALF, Claim("cpu", 1000, 0, (0,))), local_run="d.t"):
+        assert runs.look()
+        assert not runs.look()
+        devices = {device.id: device for device in runs.without_held(worker).devices}
+        assert "the local run of d.t" in devices["GPU-0"].problem
+        assert [device.leasable for device in devices.values()] == [False, True, True]
+    assert runs.look()
+    assert runs.without_held(worker) == worker
+
+
+def test_what_a_killed_local_run_held_is_free_at_once():
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        assert "GPU-0" in held_devices(live_lease_files()).holders
+        process.kill()
+    assert held_devices(live_lease_files()).holders == {}
+    assert len(read_lease_files()) == 1
+    remove_ended_local_runs()
+    assert read_lease_files() == {}
+
+
+def test_two_local_runs_never_decide_at_the_same_time_and_a_killed_one_stops_none():
+    script = (
+        "from hetero_airflow.engines.lease_folders import local_runs_locked\nimport time\n"
+        "with local_runs_locked():\n    print('locked', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "locked\n"
+        second = subprocess.Popen([sys.executable, "-c", script.replace("600", "0")], stdout=subprocess.PIPE, text=True)
+        time.sleep(0.5)
+        assert second.poll() is None
+        first.kill()
+    with second:
+        assert second.communicate(timeout=60)[0] == "locked\n"
+    with local_runs_locked():
+        pass

@@ -48,7 +48,7 @@ def test_a_process_is_found_by_its_group_even_after_the_leader_is_gone(start):
 def test_a_zombie_holds_no_device(start):
     process = start(lease=a_task_lease(id="lease-z"))
     process.kill()
-    end = time.monotonic() + 5
+    end = time.monotonic() + 600
     while lease_processes({"lease-z": LeaseRoot(process.pid)}) and time.monotonic() < end:
         pass
     assert lease_processes({"lease-z": LeaseRoot(process.pid)}) == {}
@@ -64,7 +64,7 @@ def test_end_processes_kills_what_ignores_sigterm(start):
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     process = start(code, lease=a_task_lease(id="lease-i"))
     assert end_processes("lease-i", LeaseRoot(), grace_s=0.2) == ([process.pid], [])
-    assert process.wait(5) == -9
+    assert process.wait(600) == -9
 
 
 def test_end_processes_of_a_clean_task_finds_nothing():

@@ -1,5 +1,6 @@
 """An executor's inside without Airflow around it: the real store in memory, and stand-ins for Airflow's own parts."""
 
+import json
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.leases import recovery
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
@@ -118,9 +120,11 @@ class Key(str):
 class Bench:
     """Everything between Airflow and the store, and handles on both ends."""
 
-    def __init__(self, store=None, *, clock=None, engine=None, tasks=None, policy=None):
+    def __init__(self, store=None, *, clock=None, engine=None, tasks=None, policy=None, worker=None):
         self.clock, self.engine, self.tasks = clock or FakeClock(), engine or StandInEngine(), tasks or StandInTasks()
         self.store = store or MemoryStore()
+        if worker is not None:
+            self.store.record([WorkerSeen(worker)], EPOCH - timedelta(seconds=1))
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], policy or PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "worker-a")
@@ -169,11 +173,24 @@ class Bench:
         self.queue.add(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
         return str(id_)
 
-    def beat(self, seconds=0.0):
-        """One heartbeat, after that time."""
-        now = self.clock.advance(seconds)
-        self.dispatcher.place_tasks(now)
-        self.dispatcher.maintain(now)
+    def start(self, name, device="gpu", **arguments):
+        """A task that is placed, and whose process has begun; its request id."""
+        request_id = self.hold(name, device, **arguments)
+        self.beat()
+        self.run(request_id)
+        return request_id
+
+    def finish(self, name):
+        """No process runs on the host any more, and the engine has reported the end of this task."""
+        self.engine.alive.clear()
+        self.keeper.end(name, "the task ended")
+
+    def beat(self, seconds=0.0, times=1):
+        """So many heartbeats, each after that time."""
+        for _ in range(times):
+            now = self.clock.advance(seconds)
+            self.dispatcher.place_tasks(now)
+            self.dispatcher.maintain(now)
 
     def lose_api_server(self, problem="ConnectError: Connection refused"):
         """The API server has answered, and does not answer any more."""
@@ -211,8 +228,7 @@ class Bench:
 
 @pytest.fixture
 def bench():
-    bench = Bench()
-    bench.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
+    bench = Bench(worker=a_worker())
     yield bench
     bench.dispatcher._resolver.close()
 
@@ -226,3 +242,15 @@ def no_reported_speeds(monkeypatch):
 @pytest.fixture
 def make_bench():
     return Bench
+
+
+def recorded_failures(monkeypatch):
+    """Key → the failures on record, in place of Airflow's task state store."""
+    failures = {}
+    monkeypatch.setattr(
+        recovery,
+        "read_states",
+        lambda keys, name: {key: json.dumps(failures[key]) for key in keys if key in failures},
+    )
+    monkeypatch.setattr(recovery, "write_state", lambda key, name, text: failures.__setitem__(key, json.loads(text)))
+    return failures

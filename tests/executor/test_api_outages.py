@@ -76,9 +76,7 @@ class TestPlacing:
 
 class TestRunning:
     def test_what_runs_is_shown_to_be_alive_to_airflow_while_no_heartbeat_can_arrive(self, bench):
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        id_ = bench.start("a")
         bench.beat(5)
         assert bench.tasks.refreshed_running == []
         bench.lose_api_server()
@@ -87,26 +85,20 @@ class TestRunning:
         assert [ids for ids, _ in bench.tasks.refreshed_running] == [[id_], [id_]]
 
     def test_a_process_that_is_gone_is_lost_only_if_its_end_could_be_reported(self, bench):
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        bench.start("a")
         bench.engine.alive.clear()
         bench.beat(5)
         bench.lose_api_server()
-        for _ in range(6):
-            bench.beat(5)
+        bench.beat(5, times=6)
         assert "a" in bench.keeper.running
         bench.bring_back_api_server()
-        bench.beat(5)
-        bench.beat(5)
+        bench.beat(5, times=2)
         assert "a" in bench.keeper.running, "its supervisor has some seconds to report the end"
         bench.beat(5)
         assert bench.keeper.running == {}
 
     def test_a_heartbeat_that_airflow_missed_in_an_outage_does_not_count_after_it(self, bench, executor):
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        bench.start("a")
         bench.lose_api_server()
         executor.change_state("a", FAILED)
         bench.beat(5)
@@ -116,15 +108,12 @@ class TestRunning:
         assert bench.reports == []
 
     def test_a_supervisor_that_failed_while_its_task_ran_costs_no_retry(self, bench, executor):
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        bench.start("a")
         bench.engine.alive.clear()
         sent_back = []
         bench.dispatcher.lease_events.send_back = lambda run, now: not sent_back.append(run.cause)
         assert fail_start(bench, executor) == {}
-        for _ in range(4):
-            bench.beat(5)
+        bench.beat(5, times=4)
         assert (sent_back, bench.reports) == (["its process 100 on here is gone"], [])
 
 
@@ -174,18 +163,14 @@ class TestStarting:
         assert bench.started == ["a", "b"]
 
     def test_the_failure_of_a_run_that_began_is_passed_on(self, bench, executor):
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        id_ = bench.start("a")
         bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
         bench.engine.alive.clear()
         assert fail_start(bench, executor) == {"a": FAILED}
 
     def test_a_task_that_another_scheduler_has_queued_again_is_left_to_it(self, bench, executor):
         """Its row shows that the run of this lease had begun."""
-        id_ = bench.hold("a")
-        bench.beat()
-        bench.run(id_)
+        id_ = bench.start("a")
         bench.lose_api_server()
         bench.tasks.rows[id_] = replace(bench.tasks.rows[id_], state="queued")
         bench.engine.alive.clear()
@@ -253,8 +238,7 @@ class TestPlainTasks:
         assert executor.has_task(SimpleNamespace(key=key))
         assert bench.tasks.refreshed[-1][0] == [A], "Airflow must not take it for stuck"
         bench.bring_back_api_server()
-        bench.beat(1)
-        bench.beat(1)
+        bench.beat(1, times=2)
         assert (bench.started, bench.tokens) == ([key], [key])
 
     def test_one_that_could_not_start_waits_again_with_the_same_try(self, bench, executor, plain):
@@ -278,8 +262,7 @@ class TestPlainTasks:
         bench.lose_api_server()
         bench.beat(200)
         bench.bring_back_api_server()
-        bench.beat(200)
-        bench.beat(200)
+        bench.beat(200, times=2)
         assert bench.tasks.refreshed[-1][0] == [], "Airflow revokes it after [scheduler] task_queued_timeout"
 
     def test_one_of_which_the_database_says_nothing_waits_again(self, bench, executor, plain, monkeypatch):

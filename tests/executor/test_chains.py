@@ -12,8 +12,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases import preemption
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.policies import load_policy
-from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_worker
+from hetero_airflow.testing import a_device, a_worker
 
 
 @pytest.fixture(autouse=True)
@@ -23,26 +22,12 @@ def _without_state_store(monkeypatch):
 
 
 @pytest.fixture(params=["assignment", "priority"])
-def three_devices(request, make_bench):
-    benches = []
-
-    def _three_devices():
-        bench = make_bench(policy=load_policy(request.param))
-        devices = tuple(a_device(f"GPU-{number}") for number in range(3))
-        bench.store.record([WorkerSeen(a_worker(devices=devices))], EPOCH - timedelta(seconds=1))
-        benches.append(bench)
-        return bench
-
-    yield _three_devices
-    for bench in benches:
-        bench.dispatcher._resolver.close()
-
-
-def begin(bench, name, device, priority):
-    request_id = bench.hold(name, device, priority=priority)
-    bench.beat()
-    bench.run(request_id)
-    return request_id
+def bench(request, make_bench):
+    """One with three devices."""
+    devices = tuple(a_device(f"GPU-{number}") for number in range(3))
+    bench = make_bench(policy=load_policy(request.param), worker=a_worker(devices=devices))
+    yield bench
+    bench.dispatcher._resolver.close()
 
 
 def preempted(bench):
@@ -60,12 +45,17 @@ def leave(bench, request_id, name):
     bench.keeper.end(name, "the task ended")
 
 
-def test_the_next_task_of_a_chain_waits_for_the_devices_of_the_one_before(three_devices):
-    bench = three_devices()
-    train = begin(bench, "train", "gpu:2", "high")
-    low = begin(bench, "low", "gpu", "low")
+def end_a_training(bench):
+    """A high task on two devices has just ended, and a low one runs on the third; the request ids of both."""
+    train = bench.start("train", "gpu:2", priority="high")
+    low = bench.start("low", "gpu", priority="low")
     bench.beat(400)
     end(bench, train, "train")
+    return train, low
+
+
+def test_the_next_task_of_a_chain_waits_for_the_devices_of_the_one_before(bench):
+    train, low = end_a_training(bench)
     evaluate = bench.hold("evaluate", "gpu", priority="high")
     bench.beat(0.1)
     assert preempted(bench) == []
@@ -75,12 +65,8 @@ def test_the_next_task_of_a_chain_waits_for_the_devices_of_the_one_before(three_
     assert bench.lease(low).state is LeaseState.ACTIVE
 
 
-def test_a_process_that_stays_does_not_hold_up_the_next_task_for_long(three_devices):
-    bench = three_devices()
-    train = begin(bench, "train", "gpu:2", "high")
-    low = begin(bench, "low", "gpu", "low")
-    bench.beat(400)
-    end(bench, train, "train")
+def test_a_process_that_stays_does_not_hold_up_the_next_task_for_long(bench):
+    train, low = end_a_training(bench)
     bench.hold("evaluate", "gpu", priority="high")
     bench.beat(0.1)
     bench.tasks.rows[train] = TaskProcess("success", 100, "here", bench.clock.now() - timedelta(seconds=31))
@@ -88,12 +74,8 @@ def test_a_process_that_stays_does_not_hold_up_the_next_task_for_long(three_devi
     assert preempted(bench) == [low]
 
 
-def test_a_task_that_needs_more_than_what_ends_preempts(three_devices):
-    bench = three_devices()
-    train = begin(bench, "train", "gpu:2", "high")
-    low = begin(bench, "low", "gpu", "low")
-    bench.beat(400)
-    end(bench, train, "train")
+def test_a_task_that_needs_more_than_what_ends_preempts(bench):
+    train, low = end_a_training(bench)
     bench.hold("evaluate", "gpu:3", priority="high")
     bench.beat(0.1)  # with the lease of the task that has ended
     leave(bench, train, "train")
@@ -102,13 +84,12 @@ def test_a_task_that_needs_more_than_what_ends_preempts(three_devices):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_chain_preempts_for_what_its_last_task_gives_back(three_devices, seed):
+def test_no_chain_preempts_for_what_its_last_task_gives_back(bench, seed):
     rng = random.Random(seed)
-    bench = three_devices()
     first_size = rng.choice([1, 2])
-    running = begin(bench, "task-0", f"gpu:{first_size}", "high")
+    running = bench.start("task-0", f"gpu:{first_size}", priority="high")
     for number in range(3 - first_size):
-        begin(bench, f"low-{number}", "gpu", "low")
+        bench.start(f"low-{number}", "gpu", priority="low")
     name, size = "task-0", first_size
     for step in (1, 2):
         bench.beat(rng.uniform(301, 900))
@@ -126,9 +107,8 @@ def test_no_chain_preempts_for_what_its_last_task_gives_back(three_devices, seed
 
 
 def test_the_notice_names_the_priority_where_it_is_the_reason(make_bench):
-    bench = make_bench(policy=load_policy("assignment"))
-    bench.store.record([WorkerSeen(a_worker(devices=(a_device("GPU-0"),)))], EPOCH - timedelta(seconds=1))
-    low = begin(bench, "low", "gpu", "low")
+    bench = make_bench(policy=load_policy("assignment"), worker=a_worker(devices=(a_device("GPU-0"),)))
+    low = bench.start("low", "gpu", priority="low")
     bench.beat(400)
     bench.hold("urgent", "gpu", priority="urgent")
     bench.beat(0.1)

@@ -122,14 +122,11 @@ def test_a_template_is_rendered_before_the_task_is_placed_and_keeps_its_place_in
 
 def test_the_same_key_held_again_while_its_lease_is_not_free_waits_for_that(bench):
     """Trap 1: a deferred task comes back with the same key and id before its first leg's end is known."""
-    id_ = bench.hold("a", "gpu:2")
-    bench.beat()
-    bench.run(id_)
+    bench.start("a", "gpu:2")
     bench.hold("a", "gpu:2")
     bench.beat(1)
     assert bench.started == ["a"]
-    bench.engine.alive.clear()
-    bench.keeper.end("a", "the task ended")
+    bench.finish("a")
     bench.beat(1)
     assert bench.started == ["a", "a"]
 
@@ -144,8 +141,7 @@ def test_requests_that_airflow_gave_up_while_no_scheduler_looked_leave_the_queue
 
 
 def test_a_task_that_a_dead_scheduler_sent_gets_a_new_lease_once_nothing_can_begin_under_the_old_one(make_bench):
-    first = make_bench()
-    first.store.record([WorkerSeen(a_worker())], EPOCH)
+    first = make_bench(worker=a_worker())
     id_ = first.hold("a")
     first.beat()
     second = make_bench(first.store)
@@ -153,8 +149,7 @@ def test_a_task_that_a_dead_scheduler_sent_gets_a_new_lease_once_nothing_can_beg
     sent = first.lease(id_)
     second.beat(1)
     assert (second.started, second.store.snapshot().leases) == ([], (sent,)), "its message may be on the way"
-    for _ in range(4):
-        second.beat(30)
+    second.beat(30, times=4)
     assert (second.started, second.lease(id_).token) == (["a"], sent.token + 1)
 
 
@@ -180,12 +175,10 @@ def test_a_database_that_does_not_answer_costs_one_warning_a_step_and_loses_noth
                 raise StoreUnavailable("the store", found="no answer", remedy="Start it")
             return super().snapshot()
 
-    bench = make_bench(FailingStore())
-    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench = make_bench(FailingStore(), worker=a_worker())
     bench.store.is_down = True
     bench.hold("a")
-    for _ in range(3):
-        bench.beat(1)
+    bench.beat(1, times=3)
     warnings = [record.getMessage() for record in caplog.records if "Start it" in record.getMessage()]
     assert [text.partition(":")[0] for text in warnings] == ["Deciding", "Housekeeping"]
     bench.store.is_down = False
@@ -194,15 +187,12 @@ def test_a_database_that_does_not_answer_costs_one_warning_a_step_and_loses_noth
 
 
 def test_a_device_that_vanishes_while_leased_gets_no_other_task(bench):
-    id_ = bench.hold("a", "gpu:2")
-    bench.beat()
-    bench.run(id_)
+    bench.start("a", "gpu:2")
     bench.store.record([WorkerSeen(a_worker(devices=(a_device("GPU-1", index=1),)))], bench.clock.now())
     bench.hold("b")
     bench.beat(1)
     assert bench.started == ["a"]
-    bench.engine.alive.clear()
-    bench.keeper.end("a", "the task ended")
+    bench.finish("a")
     bench.beat(1)
     lease = read_lease(bench.engine.started[1].ti.context_carrier)
     assert (bench.started, lease.ids) == (["a", "b"], ("GPU-1",))
@@ -210,8 +200,7 @@ def test_a_device_that_vanishes_while_leased_gets_no_other_task(bench):
 
 def test_a_worker_that_is_not_seen_any_more_is_lost_but_never_our_own_host(bench):
     bench.store.record([WorkerSeen(a_worker("worker-b"))], bench.clock.now())
-    for _ in range(4):
-        bench.beat(60)
+    bench.beat(60, times=4)
     states = {worker.id: worker.state for worker in bench.store.snapshot().workers}
     assert states == {"worker-a": "online", "worker-b": "lost"}
 
@@ -234,8 +223,7 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
                 raise StoreUnavailable("the answer", found="none", remedy="Wait")
             return done
 
-    bench = make_bench(ForgetfulStore())
-    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench = make_bench(ForgetfulStore(), worker=a_worker())
     bench.hold("a")
     bench.beat()
     assert bench.started == []
@@ -255,12 +243,10 @@ def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make
                 raise StoreUnavailable("a commit", found="no answer", remedy="Wait")
             return super().commit(plan, now, expires_at, pending_events)
 
-    bench = make_bench(DeafStore())
-    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench = make_bench(DeafStore(), worker=a_worker())
     ids = [bench.hold(name, "gpu:2") for name in "ab"]
     bench.store.is_deaf = True
-    for _ in range(3):
-        bench.beat()
+    bench.beat(times=3)
     assert (bench.started, bench.store.snapshot().pending, bench.store.recorded) == ([], (), 2)
     bench.dispatcher.drop("a", "Airflow revoked it")
     bench.store.is_deaf = False
@@ -288,8 +274,7 @@ def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(
                 raise StoreUnavailable("the store", found="no answer", remedy="Wait")
             return super().snapshot()
 
-    bench = make_bench(AwayAfterTheRace())
-    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench = make_bench(AwayAfterTheRace(), worker=a_worker())
     id_ = bench.hold("a")
     bench.hold("b")
     hand_over = bench.engine.hand_over
@@ -345,12 +330,10 @@ def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
             return super().commit(plan, now, expires_at, pending_events)
 
-    bench = make_bench(RacingStore())
-    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench = make_bench(RacingStore(), worker=a_worker())
     bench.hold("a")
     bench.hold("b")
-    for _ in range(3):
-        bench.beat(0.5)
+    bench.beat(0.5, times=3)
     assert bench.started == ["a"]
     assert list(bench.dispatcher.queue.tasks) == ["b"]
 
@@ -375,9 +358,7 @@ def test_nothing_is_placed_on_a_worker_that_this_engine_does_not_reach(bench):
 
 
 def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
-    bench = make_bench()
-    blind = a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",))
-    bench.store.record([WorkerSeen(blind)], EPOCH)
+    bench = make_bench(worker=a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",)))
     bench.hold("a")
     bench.beat()
     assert bench.reports == []
@@ -399,8 +380,7 @@ def test_devices_that_a_failed_probe_did_not_see_stay_known_but_get_no_task(benc
 
 
 def test_the_waiting_limit_counts_from_the_first_scheduler_that_held_the_task(make_bench):
-    first = make_bench()
-    first.store.record([WorkerSeen(a_worker())], EPOCH)
+    first = make_bench(worker=a_worker())
     first.hold("a", "gpu:2")
     first.hold("b", wait_timeout=30)
     first.beat()
@@ -417,8 +397,7 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
         raise OSError(28, "No space left on device")
 
     bench.dispatcher._inventory.poll = poll
-    for _ in range(3):
-        bench.beat(1)
+    bench.beat(1, times=3)
     assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
         "Deciding: [Errno 28] No space left on device Waiting tasks keep waiting, running ones keep their devices."
     ]
@@ -430,12 +409,9 @@ def test_the_policy_learns_from_ended_runs_within_a_minute(bench):
     bench.policy.decide = lambda snapshot, now: estimates.append(snapshot.estimates) or decide(snapshot, now)
     bench.hold("a")
     bench.beat()
-    id_ = bench.hold("b")
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start("b")
     bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
-    bench.engine.alive.clear()
-    bench.keeper.end("b", "the task ended")
+    bench.finish("b")
     bench.beat(30)
     bench.beat(40)
     bench.hold("c")
@@ -450,8 +426,7 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
 
     bench.engine.hand_over = refuse
     bench.hold("a")
-    for _ in range(3):
-        bench.beat(1)
+    bench.beat(1, times=3)
     ((key, state, reason),) = bench.reports
     assert (key, state) == ("a", "failed")
     assert "hetero_airflow can't send a job with 40 devices; found 3000 characters. Ask for fewer." in reason

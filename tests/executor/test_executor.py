@@ -43,15 +43,36 @@ def executor(bench, monkeypatch):
 
 
 def start(bench, name="a"):
-    id_ = bench.hold(name, "gpu:2")
-    bench.beat()
-    bench.run(id_)
-    return id_
+    return bench.start(name, "gpu:2")
 
 
 def a_task_instance(key, id_, state, device=True, **fields):
     config = {"hetero": {}} if device else {}
     return SimpleNamespace(key=key, id=id_, state=state, executor_config=config, **fields)
+
+
+def succeed(executor, bench, make_bench):
+    """The executor is the next scheduler's, which has the store of the one before and nothing else; its bench."""
+    heir = make_bench(bench.store)
+    executor._use(heir.store, heir.dispatcher)
+    return heir
+
+
+def place_out_of_reach(bench, make_bench):
+    """A scheduler of another host places a task there, and dies; the task's request id."""
+    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
+    dead.engine.reaches = lambda worker: worker.id == "far"
+    bench.store.record([WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))], EPOCH)
+    id_ = dead.hold("a")
+    dead.beat()
+    return id_
+
+
+@pytest.fixture
+def queues_what_it_adopts(bench, executor, monkeypatch):
+    """A queued task that it adopts waits on the bench."""
+    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
+    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
 
 
 def test_a_task_that_the_scheduler_declares_dead_fails_where_it_can_not_be_sent_back(bench, executor):
@@ -139,8 +160,7 @@ def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_b
     """The scheduler died. The watch of the next scheduler's engine reports the end of the pod again."""
     id_ = start(bench)
     lease = bench.lease(id_)
-    heir = make_bench(bench.store)
-    executor._use(heir.store, heir.dispatcher)
+    heir = succeed(executor, bench, make_bench)
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     lost = []
     heir.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
@@ -148,8 +168,7 @@ def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_b
     heir.keeper.begin("a", lease)
     executor._process_ends({"a": (FAILED, None)})
     assert (executor.get_event_buffer(), list(heir.keeper.running)) == ({}, ["a"])
-    for _ in range(2):
-        heir.beat(5)
+    heir.beat(5, times=2)
     assert (lost, heir.reports, heir.keeper.running) == ([lease.id], [], {})
 
 
@@ -181,8 +200,7 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
         [WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),))), RequestSubmitted(a_pending("far-task"))], EPOCH
     )
     bench.store.commit(Plan((a_place("far-task", "far", **{"GPU-9": 1000}),)), EPOCH, EPOCH)
-    heir = make_bench(bench.store)
-    executor._use(heir.store, heir.dispatcher)
+    heir = succeed(executor, bench, make_bench)
     taken = []
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
     monkeypatch.setattr(executor, "_add_to_queue", taken.append)
@@ -202,19 +220,13 @@ def test_the_lease_of_a_host_out_of_reach_is_renewed_while_its_task_runs_and_lef
     bench, executor, make_bench
 ):
     """Its scheduler was restarted under another host name, and Airflow gives the running task to this one."""
-    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
-    dead.engine.reaches = lambda worker: worker.id == "far"
-    bench.store.record([WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))], EPOCH)
-    id_ = dead.hold("a")
-    dead.beat()
+    id_ = place_out_of_reach(bench, make_bench)
     bench.tasks.rows[id_] = TaskProcess("running", 100, "far", bench.clock.now())
     assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
-    for _ in range(20):
-        bench.beat(10)
+    bench.beat(10, times=20)
     assert (bench.lease(id_).state, bench.reports) == (LeaseState.ACTIVE, [])
     bench.tasks.rows[id_] = TaskProcess("success", 100, "far", bench.clock.now())
-    for _ in range(10):
-        bench.beat(10)
+    bench.beat(10, times=10)
     assert (bench.lease(id_).state, bench.engine.signals) == (LeaseState.EXPIRED, [])
     neighbour = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)  # another scheduler of that host
     neighbour.engine.liveness = lambda use: Liveness.GONE
@@ -222,42 +234,28 @@ def test_the_lease_of_a_host_out_of_reach_is_renewed_while_its_task_runs_and_lef
     assert bench.store.snapshot().leases == ()
 
 
+@pytest.mark.usefixtures("queues_what_it_adopts")
 def test_a_queued_task_of_a_host_out_of_reach_waits_until_its_lease_is_over_and_is_placed_again(
-    bench, executor, make_bench, monkeypatch
+    bench, executor, make_bench
 ):
     """Its scheduler died before it started. If nobody took it over, Airflow would use a try."""
-    far = WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))
-    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
-    dead.engine.reaches = lambda worker: worker.id == "far"
-    bench.store.record([far], EPOCH)
-    id_ = dead.hold("a")
-    dead.beat()
+    id_ = place_out_of_reach(bench, make_bench)
     first = bench.lease(id_)
-    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
     assert executor.try_adopt_task_instances([a_task_instance("a", id_, "queued")]) == []
     bench.beat(5)
     assert (first.worker_id, bench.engine.started, list(bench.queue.tasks)) == ("far", [], ["a"])
     neighbour = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)  # another scheduler of that host
     neighbour.engine.liveness = lambda use: Liveness.GONE
     neighbour.beat(90)
-    bench.beat(5)
-    bench.beat(5)
+    bench.beat(5, times=2)
     second = bench.lease(id_)
     assert (second.worker_id, len(bench.engine.started), bench.reports) == ("worker-a", 1, [])
     assert second.token > first.token
 
 
-def test_a_queued_task_of_a_host_out_of_reach_that_begins_after_all_is_followed(
-    bench, executor, make_bench, monkeypatch
-):
-    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
-    dead.engine.reaches = lambda worker: worker.id == "far"
-    bench.store.record([WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))], EPOCH)
-    id_ = dead.hold("a")
-    dead.beat()
-    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
+@pytest.mark.usefixtures("queues_what_it_adopts")
+def test_a_queued_task_of_a_host_out_of_reach_that_begins_after_all_is_followed(bench, executor, make_bench):
+    id_ = place_out_of_reach(bench, make_bench)
     executor.try_adopt_task_instances([a_task_instance("a", id_, "queued")])
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess("running", 100, "far", bench.clock.now())
@@ -276,12 +274,11 @@ def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, exec
     assert "a" not in bench.keeper.running
 
 
+@pytest.mark.usefixtures("queues_what_it_adopts")
 @pytest.mark.parametrize(("job", "waits"), [(1, []), (2, ["a"])])
-def test_what_another_scheduler_queued_again_waits_here_beside_its_last_run(bench, executor, monkeypatch, job, waits):
+def test_what_another_scheduler_queued_again_waits_here_beside_its_last_run(bench, executor, job, waits):
     executor.job_id = 1
     id_ = start(bench)
-    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
     queued = a_task_instance(next(iter(bench.keeper.running)), id_, "queued", queued_by_job_id=job)
     assert executor.try_adopt_task_instances([queued]) == []
     assert list(map(str, bench.queue.tasks)) == waits
@@ -289,8 +286,7 @@ def test_what_another_scheduler_queued_again_waits_here_beside_its_last_run(benc
 
 def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_bench):
     id_ = start(bench)
-    heir = make_bench(bench.store)
-    executor._use(heir.store, heir.dispatcher)
+    heir = succeed(executor, bench, make_bench)
     followed = []
     heir.engine.cluster = SimpleNamespace(follow=lambda key, lease: followed.append((key, lease.request_id)))
     executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")])
@@ -304,8 +300,7 @@ def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost
     id_ = start(bench)
     lease = bench.lease(id_)
     move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
-    heir = make_bench(bench.store)
-    executor._use(heir.store, heir.dispatcher)
+    heir = succeed(executor, bench, make_bench)
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
     heir.beat(5)

@@ -29,8 +29,7 @@ def end_one(bench) -> None:
     key = next(iter(bench.keeper.running))
     lease = bench.keeper.running[key].lease
     bench.tasks.rows[lease.request_id] = TaskProcess("success")
-    bench.engine.alive.clear()
-    bench.keeper.end(key, "the task ended")
+    bench.finish(key)
 
 
 def hold_many(bench) -> None:
@@ -45,8 +44,7 @@ def test_the_logs_of_many_new_tasks_do_not_delay_the_loop_and_all_say_in_the_end
     hold_many(bench)
     bench.beat()
     assert (bench.started, len(lines)) == (["task-0", "task-1"], 1)
-    for _ in range(WAITING):
-        bench.beat()
+    bench.beat(times=WAITING)
     assert [line.split("(")[-1] for line in lines] == [f"place {place} in the queue)" for place in range(1, 39)]
 
 
@@ -76,8 +74,7 @@ def test_a_new_place_is_written_every_30_s_at_most_and_nothing_without_a_change(
     assert len(lines) == 38 + 33
     assert lines[38].endswith("(place 1 in the queue)")
     assert lines[-1].endswith("(place 33 in the queue)")
-    for _ in range(5):
-        bench.beat(31)
+    bench.beat(31, times=5)
     assert len(lines) == 38 + 33
 
 

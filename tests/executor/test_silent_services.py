@@ -2,15 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
 import redis
-from airflow.executors.workloads import ExecuteTask
-from airflow.executors.workloads.base import BundleInfo
-from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.celery import CeleryEngine
@@ -21,6 +16,7 @@ from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, a_worker
+from tests.engines.conftest import a_task
 from tests.redis_server import running_redis
 from tests.silent_server import silent_server
 
@@ -50,13 +46,8 @@ def make_executor(make_bench, monkeypatch):
 
 def hold(bench, name):
     """Airflow has queued a task of one GPU."""
-    ti = TaskInstanceDTO(
-        id=uuid4(), task_id=name, dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue="default",
-        pool_slots=1, priority_weight=1, external_executor_id=str(uuid4()), executor_config={"hetero": {"gang": 1}},
-    )  # fmt: skip
-    bundle = BundleInfo(name="dags", version=None)
-    workload = ExecuteTask(ti=ti, dag_rel_path=Path("dag.py"), token="hunter2", log_path=None, bundle_info=bundle)
-    bench.tasks.rows[str(ti.id)] = TaskProcess("queued")
+    workload = a_task(name, executor_config={"hetero": {"gang": 1}})
+    bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
     bench.queue.add(workload, DeviceRequest.parse("gpu"), bench.clock.now())
 
 

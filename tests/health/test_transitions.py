@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.health.error_classes import ErrorClass, classify_xid
+from hetero_airflow.health.error_classes import XIDS, ErrorClass, classify_xid
 from hetero_airflow.health.transitions import (
     ERROR_RATES,
     FORGIVEN_AFTER,
@@ -267,3 +267,28 @@ def test_leases_of_mig_instances_migrate_with_their_gpu():
     lease = a_lease("r1", **{"MIG-0": 1000})
     snapshot = Snapshot(1, (a_worker(devices=(parent, instance)),), leases=(lease,), holds=(a_hold(),))
     assert leases_to_migrate(snapshot) == ((lease, a_hold()),)
+
+
+@pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 94, 95, 119, 120, 140, 143])
+def test_xids_that_need_a_reset_are_fatal(xid):
+    assert classify_xid(xid)[0] is ErrorClass.FATAL
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68])
+def test_application_errors_never_count(xid):
+    assert classify_xid(xid)[0] is ErrorClass.APPLICATION
+
+
+@pytest.mark.parametrize("xid", [63, 92, 109, 149, 0, 9999])
+def test_possible_hardware_errors_and_unknown_xids_count_by_rate(xid):
+    assert classify_xid(xid)[0] is ErrorClass.COUNTED
+
+
+def test_the_three_classes_share_no_xid():
+    sizes = {wanted: sum(error_class is wanted for error_class, _ in XIDS.values()) for wanted in ErrorClass}
+    assert sizes[ErrorClass.TASK] == 0
+    assert sum(sizes.values()) == len(XIDS)
+    from hetero_airflow.health import error_classes
+
+    groups = [set(error_classes._FATAL), set(error_classes._COUNTED), set(error_classes._APPLICATION)]
+    assert sum(map(len, groups)) == len(set.union(*groups))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -21,6 +20,7 @@ import httpx
 import promql_parser
 import pytest
 import yaml
+from held_port import HeldPort
 
 from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.metrics.collector import FleetFacts, exposition
@@ -142,11 +142,9 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[str]:
     """The address of a Prometheus that scrapes the fleet each second and has the rules."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, socket.socket() as probe:
+    port = HeldPort()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
         configuration = {
             "global": {"scrape_interval": "1s"},
             "rule_files": ["alerts.yml"],
@@ -159,7 +157,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
         }  # fmt: skip
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         (tmp_path / "alerts.yml").write_text(packaged_text("alerts.yml"))
-        address = f"127.0.0.1:{port}"
+        address = f"127.0.0.1:{port.number}"
         options = ["--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address={address}"]
         with (tmp_path / "prometheus.log").open("w") as log:
             process = subprocess.Popen(["prometheus", *options], cwd=tmp_path, stdout=log, stderr=log)
@@ -169,6 +167,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
             process.kill()
             process.wait()
             server.shutdown()
+            port.release()
 
 
 @needs_prometheus

@@ -14,7 +14,7 @@ from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import MAX_ALTERNATIVES, Alternative, DeviceRequest, Priority
 from hetero_airflow.model.topology import Level, Topology
 from hetero_airflow.testing import requests
-from hetero_airflow.units import ByteRange
+from hetero_airflow.units import MAX_DURATION_S, ByteRange
 
 GIB = 2**30
 EVERYTHING: dict[str, Any] = {
@@ -302,3 +302,22 @@ def test_a_request_may_run_on_spot_workers_unless_it_says_no(given: object, spot
     assert str(request) == f"1 × gpu{'' if spot else ' (spot=False)'} or 1 × nvidia/a100 (spot=False)"
     assert DeviceRequest.model_validate_json(request.model_dump_json()) == request
     assert (parse("gpu", spot=given).fingerprint == parse("gpu").fingerprint) is spot
+
+
+LEVELS = st.sampled_from([level for level in Level if level is not Level.ANYWHERE])
+BUDGETS = st.none() | st.integers(1, 10**6).map(float) | st.integers(1, 10**6).map(lambda ms: ms / 1000)
+
+
+@given(LEVELS, BUDGETS)
+def test_a_topology_is_read_as_it_is_written(level: Level, budget_s: float | None) -> None:
+    topology = Topology(level, budget_s)
+    assert Topology.parse(str(topology)) == topology
+
+
+def test_the_longest_wait_budget_is_the_longest_duration() -> None:
+    assert Topology.parse("host@366d").budget_s == MAX_DURATION_S
+
+
+def test_levels_rank_from_the_nearest() -> None:
+    assert [level.rank for level in Level] == [0, 1, 2, 3, 4, 5]
+    assert [level for level in Level if level.is_within_worker] == [Level.NVLINK, Level.NUMA]

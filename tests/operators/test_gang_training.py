@@ -145,6 +145,7 @@ def workers(tmp_path):
         process.kill()
 
 
+@pytest.mark.system
 def test_four_ranks_on_two_workers_restart_from_the_last_checkpoint_after_one_dies_and_keep_their_places(workers):
     workers.start(3, order=(1, 0))
     assert workers.answers() == {0: 4, 1: None}

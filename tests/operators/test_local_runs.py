@@ -10,6 +10,10 @@ from textwrap import dedent, indent
 
 import pytest
 
+from tests.migrated_database import copy_migrated_database
+
+pytestmark = pytest.mark.system
+
 GPUS = "nvidia/h100-80gb:2"
 
 HEADER = """
@@ -22,7 +26,14 @@ from hetero_airflow.runtime import current_lease
 from hetero_airflow.sensors import CheckpointSensor, DeviceAvailableSensor
 
 @dag(schedule=None, params={"share": 0.5})
-def local():
+def %s():
+"""
+RUN_ALL = """
+import runpy, sys
+for path in sys.argv[1:]:
+    print("FILE", path, flush=True)
+    runpy.run_path(path, run_name="__main__")
+print("FILE", flush=True)
 """
 
 
@@ -47,10 +58,10 @@ class LocalRuns:
         """The files of leases that are there."""
         return list((self.folder / "tmp").glob("*/*.json"))
 
-    def write(self, body: str, tail: str = "print('STATE', the_dag.test().state)") -> Path:
-        path = self.folder / "local_dag.py"
-        indented = indent(dedent(body), "    ")
-        path.write_text(f"{HEADER}{indented}\n\nthe_dag = local()\nif __name__ == '__main__':\n    {tail}\n")
+    def write(self, body: str, dag_id: str = "local") -> Path:
+        path = self.folder / f"{dag_id}_dag.py"
+        tail = f"the_dag = {dag_id}()\nif __name__ == '__main__':\n    print('STATE', the_dag.test().state)"
+        path.write_text(f"{HEADER % dag_id}{indent(dedent(body), '    ')}\n\n{tail}\n")
         return path
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen:
@@ -59,16 +70,19 @@ class LocalRuns:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, body: str, **variables: str) -> str:
-        """The output of `dag.test()` on a DAG with these tasks."""
-        return self.start(sys.executable, str(self.write(body)), **variables).communicate(timeout=600)[0]
+    def run(self, *bodies: str, **variables: str) -> list[str]:
+        """The outputs of `dag.test()` on DAGs with these tasks, one after the other in one process."""
+        paths = [str(self.write(body, f"local{number}")) for number, body in enumerate(bodies)]
+        output = self.start(sys.executable, "-c", RUN_ALL, *paths, **variables).communicate(timeout=600)[0]
+        outputs = re.split(r"(?m)^FILE.*\n", output)[1:-1]
+        assert len(outputs) == len(bodies), output
+        return outputs
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    environment = {**os.environ, "AIRFLOW_HOME": str(home)}
-    subprocess.run(["airflow", "db", "migrate"], env=environment, check=True, capture_output=True)
+    copy_migrated_database(home / "airflow.db")
     return home
 
 
@@ -77,50 +91,120 @@ def local(home, tmp_path):
     return LocalRuns(home, tmp_path)
 
 
-def test_device_tasks_run_on_this_machines_devices(local):
-    """One `dag.test()` for what needs no run of its own."""
-    output = local.run(
-        """
-        @task.device(device=["a100:2", "gpu", "cpu:8"], priority="high")
-        def train(size, ti=None):
-            ti.xcom_push("extra", 7)
-            print("LEASE", current_lease(), os.environ["CUDA_VISIBLE_DEVICES"])
-            return {"pid": os.getpid(), "size": size}
+ERRORS = """
+class NoData(Exception):
+    def __init__(self, *, reason):
+        super().__init__("no data: " + reason)
+        self.reason = reason
+"""
 
-        @task
-        def check(result, ti=None):
-            print("CHILD", result["pid"] != os.getpid(), result["size"], ti.xcom_pull("train", key="extra"))
+TASKS = """
+@task.device(device=["a100:2", "gpu", "cpu:8"], priority="high")
+def train(size, ti=None):
+    ti.xcom_push("extra", 7)
+    print("LEASE", current_lease(), os.environ["CUDA_VISIBLE_DEVICES"])
+    return {"pid": os.getpid(), "size": size}
 
-        check(train(3))
+@task
+def check(result, ti=None):
+    print("CHILD", result["pid"] != os.getpid(), result["size"], ti.xcom_pull("train", key="extra"))
 
-        @task.device(device="gpu:{{ params.share }}")
-        def half():
-            print("HALF", current_lease())
+check(train(3))
 
-        half()
+@task.device(device="gpu:{{ params.share }}")
+def half():
+    print("HALF", current_lease())
 
-        @task.device(device="cpu")
-        def stop():
-            from airflow.sdk.exceptions import AirflowSkipException
-            raise AirflowSkipException("not today")
+half()
 
-        stop()
+@task.device(device="cpu")
+def stop():
+    from airflow.sdk.exceptions import AirflowSkipException
+    raise AirflowSkipException("not today")
 
-        @task.device(device="gpu", gang=2)
-        def member(number):
-            gang = current_lease().gang
-            return f"rank {gang.rank} of {gang.size}"
+stop()
 
-        @task
-        def members(texts):
-            print("GANG", list(texts))
+@task.device(device="gpu", gang=2)
+def member(number):
+    gang = current_lease().gang
+    return f"rank {gang.rank} of {gang.size}"
 
-        members(member.expand(number=[1, 2]))
-        DeviceBashOperator(task_id="bash", device="gpu", bash_command='echo "SEES $CUDA_VISIBLE_DEVICES"')
-        DeviceAvailableSensor(task_id="room", device="gpu:2", timeout=60)
-        TorchrunOperator.partial(task_id="ranks", module="platform", device="gpu:2").expand(node_rank=[0, 1])
-        """
-    )
+@task
+def members(texts):
+    print("GANG", list(texts))
+
+members(member.expand(number=[1, 2]))
+DeviceBashOperator(task_id="bash", device="gpu", bash_command='echo "SEES $CUDA_VISIBLE_DEVICES"')
+DeviceAvailableSensor(task_id="room", device="gpu:2", timeout=60)
+TorchrunOperator.partial(task_id="ranks", module="platform", device="gpu:2").expand(node_rank=[0, 1])
+"""
+
+FAILURES = """
+def handle(context):
+    print("CALLBACK", type(context["exception"]).__name__, context["exception"].reason)
+
+@task.device(device="gpu", retries=1, retry_delay=timedelta(seconds=0))
+def mistaken(ti=None):
+    if ti.try_number == 1:
+        raise OSError(5, "the disk")
+
+@task.device(device="gpu", on_failure_callback=handle)
+def fail():
+    import local_errors
+    raise local_errors.NoData(reason="no data")
+
+mistaken()
+fail()
+
+@task.device(device="gpu")
+def die():
+    os.kill(os.getpid(), 9)
+
+die()
+DevicePythonOperator(task_id="impossible", device="nvidia/a100:4", python_callable=print, retries=2)
+"""
+
+CHECKPOINTS = """
+@task.device(device="gpu", checkpoint={"url": "s3://nobody/reaches-this"}, retries=1, retry_delay=timedelta(0))
+def train(ti=None):
+    from hetero_airflow.runtime import checkpoint
+    class Counter:
+        steps = 0
+        def state_dict(self):
+            return {"steps": self.steps}
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+    counter, done = Counter(), 0
+    for step in checkpoint.steps(4, every=1, state={"counter": counter}):
+        counter.steps += 1
+        done += 1
+        if ti.try_number == 1 and step == 2:
+            raise OSError("try again")
+    print("STEPS", counter.steps, "OF TRY", ti.try_number, "DID", done)
+
+@task
+def prepare():
+    pass
+
+trained = train()
+prepare() >> trained >> CheckpointSensor(task_id="after", of_task="train", complete=True, timeout=30)
+for name, deferrable in (("beside", True), ("poking", False)):  # each is asked before `train` runs
+    CheckpointSensor(task_id=name, of_task="train", complete=True, timeout=30, deferrable=deferrable)
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(home, tmp_path_factory):
+    """The outputs of three DAGs, which one process runs."""
+    local = LocalRuns(home, tmp_path_factory.mktemp("outputs"))
+    (local.folder / "local_errors.py").write_text(ERRORS)
+    outputs = local.run(TASKS, FAILURES, CHECKPOINTS, PYTHONPATH=str(local.folder))
+    assert local.lease_files() == []
+    return dict(zip(("TASKS", "FAILURES", "CHECKPOINTS"), outputs, strict=True))
+
+
+def test_device_tasks_run_on_this_machines_devices(outputs):
+    output = outputs["TASKS"]
     assert "STATE success" in output, output
     assert "LEASE 1 × nvidia/h100-80gb (simulated) on" in output
     assert "(local run): simulated-nvidia-h100-80gb-" in output
@@ -131,46 +215,10 @@ def test_device_tasks_run_on_this_machines_devices(local):
     assert "each one runs as a gang of one" in output
     assert "SEES simulated-nvidia-h100-80gb-" in output
     assert output.count("Starting 2 processes of") == 2
-    assert local.lease_files() == []
 
 
-ERRORS = """
-class NoData(Exception):
-    def __init__(self, *, reason):
-        super().__init__("no data: " + reason)
-        self.reason = reason
-"""
-
-
-def test_a_failure_reaches_airflow_with_its_own_type_and_the_retries_of_the_task(local):
-    (local.folder / "local_errors.py").write_text(ERRORS)
-    output = local.run(
-        """
-        def handle(context):
-            print("CALLBACK", type(context["exception"]).__name__, context["exception"].reason)
-
-        @task.device(device="gpu", retries=1, retry_delay=timedelta(seconds=0))
-        def mistaken(ti=None):
-            if ti.try_number == 1:
-                raise OSError(5, "the disk")
-
-        @task.device(device="gpu", on_failure_callback=handle)
-        def fail():
-            import local_errors
-            raise local_errors.NoData(reason="no data")
-
-        mistaken()
-        fail()
-
-        @task.device(device="gpu")
-        def die():
-            os.kill(os.getpid(), 9)
-
-        die()
-        DevicePythonOperator(task_id="impossible", device="nvidia/a100:4", python_callable=print, retries=2)
-        """,
-        PYTHONPATH=str(local.folder),
-    )
+def test_a_failure_reaches_airflow_with_its_own_type_and_the_retries_of_the_task(outputs):
+    output = outputs["FAILURES"]
     assert "STATE failed" in output, output
     assert "CALLBACK NoData no data" in output
     assert "signal 9 (SIGKILL)" in output
@@ -178,40 +226,12 @@ def test_a_failure_reaches_airflow_with_its_own_type_and_the_retries_of_the_task
     assert "no such device (model: asked nvidia/a100" in output
 
 
-def test_checkpoints_go_to_a_folder_of_the_run_and_its_sensors_find_them(local):
-    output = local.run(
-        """
-        @task.device(device="gpu", checkpoint={"url": "s3://nobody/reaches-this"}, retries=1, retry_delay=timedelta(0))
-        def train(ti=None):
-            from hetero_airflow.runtime import checkpoint
-            class Counter:
-                steps = 0
-                def state_dict(self):
-                    return {"steps": self.steps}
-                def load_state_dict(self, state):
-                    self.steps = state["steps"]
-            counter, done = Counter(), 0
-            for step in checkpoint.steps(4, every=1, state={"counter": counter}):
-                counter.steps += 1
-                done += 1
-                if ti.try_number == 1 and step == 2:
-                    raise OSError("try again")
-            print("STEPS", counter.steps, "OF TRY", ti.try_number, "DID", done)
-
-        @task
-        def prepare():
-            pass
-
-        trained = train()
-        prepare() >> trained >> CheckpointSensor(task_id="after", of_task="train", complete=True, timeout=30)
-        for name, deferrable in (("beside", True), ("poking", False)):  # each is asked before `train` runs
-            CheckpointSensor(task_id=name, of_task="train", complete=True, timeout=30, deferrable=deferrable)
-        """
-    )
+def test_checkpoints_go_to_a_folder_of_the_run_and_its_sensors_find_them(outputs, home):
+    output = outputs["CHECKPOINTS"]
     assert "STATE success" in output, output
     assert "no checkpoint of train with complete; other tasks run first" in output
     assert re.search(r"STEPS 4 OF TRY 2 DID [1-3]\b", output), output
-    folders = list((Path(local.environment["AIRFLOW_HOME"]) / "local_runs").glob("*/local/train/*/-1"))
+    folders = list((home / "local_runs").glob("*/local2/train/*/-1"))
     assert len(folders) == 1
 
 
@@ -266,7 +286,8 @@ def test_a_killed_run_leaves_its_devices_to_the_next(local):
                 break
         os.kill(run.pid, signal.SIGKILL)
         run.communicate()
-    assert "STATE success" in local.run(HOLDER.replace("sleep(2)", "sleep(0)"))
+    (output,) = local.run(HOLDER.replace("sleep(2)", "sleep(0)"))
+    assert "STATE success" in output
 
 
 def test_the_commands_of_airflow_and_a_task_in_process_work_too(local):

@@ -5,7 +5,7 @@ import pytest
 import structlog
 from airflow.sdk import DAG, task
 
-from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
+from hetero_airflow.contract.envelope import ENVELOPE_KEY, add_lease, unpack_request
 from hetero_airflow.contract.executor_names import hetero_executor_name
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
@@ -76,9 +76,18 @@ def test_the_arguments_of_a_decorated_function_are_its_own_whatever_their_names(
     assert [request_of(dag.get_task("train"), index) for index in range(4)] == [DeviceRequest.parse("gpu")] * 4
 
 
-def test_a_template_without_a_device_is_refused_when_the_file_is_parsed(dag):
-    mapped = DeviceBashOperator.partial(task_id="t", quota={"memory": "{{ params.m }}"}).expand(bash_command=["a"])
-    with pytest.raises(RequestError, match="device=None"):
+@pytest.mark.parametrize(
+    ("fields", "expanded", "problem"),
+    [
+        ({"quota": {"memory": "{{ params.m }}"}}, {"bash_command": ["a"]}, "device=None"),
+        ({"bash_command": "a"}, {"device": ["gpu"], "priority": ["low"]}, "Expand over whole requests"),
+        ({"device": "gpuu"}, {"bash_command": ["a"]}, 'Did you mean "gpu"'),
+    ],
+    ids=["a template without a device", "two expanded arguments", "a bad device"],
+)
+def test_a_mapped_task_with_a_bad_request_is_refused_when_the_file_is_parsed(dag, fields, expanded, problem):
+    mapped = DeviceBashOperator.partial(task_id="t", **fields).expand(**expanded)
+    with pytest.raises(RequestError, match=problem):
         complete_mapped_task(mapped)
 
 
@@ -92,8 +101,6 @@ def test_default_args_of_the_dag_hold_for_device_tasks(monkeypatch):
 
 
 def test_a_resumed_task_has_its_lease_bound_too(dag):
-    from hetero_airflow.contract.envelope import add_lease
-
     class Resuming(DevicePythonOperator):
         def resume(self, context, event=None):
             return current_lease()
@@ -116,18 +123,6 @@ def test_a_device_that_is_known_only_at_run_time_is_refused_when_the_file_is_par
 
     mapped = DeviceBashOperator.partial(task_id="t", bash_command="a").expand(device=devices())
     with pytest.raises(RequestError, match="known only at run time"):
-        complete_mapped_task(mapped)
-
-
-def test_two_expanded_arguments_of_a_request_are_refused(dag):
-    mapped = DeviceBashOperator.partial(task_id="t", bash_command="a").expand(device=["gpu"], priority=["low"])
-    with pytest.raises(RequestError, match="Expand over whole requests"):
-        complete_mapped_task(mapped)
-
-
-def test_a_mapped_task_with_a_bad_device_is_refused_when_the_file_is_parsed(dag):
-    mapped = DeviceBashOperator.partial(task_id="t", device="gpuu").expand(bash_command=["a"])
-    with pytest.raises(RequestError, match='Did you mean "gpu"'):
         complete_mapped_task(mapped)
 
 
@@ -187,8 +182,6 @@ class AnInstance:
 
 
 def test_the_operator_binds_the_lease_where_no_coordinator_did(dag):
-    from hetero_airflow.contract.envelope import add_lease
-
     operator = DevicePythonOperator(task_id="t", python_callable=current_lease, device="gpu")
     lease = a_task_lease()
     assert operator.execute({"ti": AnInstance(add_lease(None, lease))}) == lease

@@ -78,8 +78,9 @@ for step in checkpoint.steps(12, every=2, state=state):
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """Runs a script in ranks, with checkpoints and a control folder; what the task returned."""
-    (tmp_path / "control").mkdir()
-    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path / "control"))
+    for name, variable in (("control", CONTROL_VARIABLE), ("temporary", "TMPDIR")):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / name))
 
     def run(processes, *args, script=TRAIN, **arguments):
         path = tmp_path / "script.py"
@@ -95,7 +96,8 @@ def train(tmp_path, monkeypatch):
         )
         return operator.execute({"ti": AnInstance()})
 
-    return run
+    yield run
+    assert list((tmp_path / "temporary").glob("torchelastic*")) == []
 
 
 def losses(folder):
@@ -120,6 +122,7 @@ def left_behind(tmp_path, monkeypatch):
     assert listed() == []
 
 
+@pytest.mark.system
 def test_a_killed_rank_starts_again_from_the_last_checkpoint_and_the_task_goes_on(train, tmp_path, capsys):
     result = train(2, 6, "die")
     steps = losses(tmp_path)
@@ -129,6 +132,7 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_and_the_task_goes_o
     assert "[rank 1] hello from 1 of 2" in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_ranks_save_at_a_notice_and_resume_with_another_number_of_ranks(train, tmp_path):
     for processes, at_step in ((1, 5), (2, 8)):
         with pytest.raises(AirflowRescheduleException):
@@ -152,6 +156,7 @@ atexit.register(lambda: left.write_text(str(not dist.is_initialized())))
 """
 
 
+@pytest.mark.system
 def test_a_rank_that_ends_well_leaves_the_process_group_before_gloo_can_abort_it(train, tmp_path):
     train(2, script=LEAVES_THE_GROUP_OPEN)
     assert [(tmp_path / f"left-{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
@@ -168,6 +173,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.system
 def test_a_mistake_in_the_script_ends_the_run_at_once_and_shows_its_traceback(train, tmp_path, capsys):
     with pytest.raises(RanksFailed) as caught:
         train(2, script=WRONG, max_restarts=1000)
@@ -189,6 +195,7 @@ raise FencedOut("a checkpoint with token 1", found="a run with token 2", remedy=
 """
 
 
+@pytest.mark.system
 def test_a_run_that_another_one_has_overtaken_is_not_started_again(train, tmp_path):
     with pytest.raises(AirflowRescheduleException):
         train("1:2", script=OVERTAKEN, max_restarts=3)
@@ -212,6 +219,7 @@ class Silent:
         pass
 
 
+@pytest.mark.system
 def test_a_mistake_that_is_seen_when_all_have_started_again_still_counts(tmp_path):
     (tmp_path / "script.py").write_text(WRONG_ONCE)
 
@@ -236,6 +244,7 @@ if os.environ["RANK"] == "1":
 """
 
 
+@pytest.mark.system
 def test_where_torchrun_gives_up_for_no_fault_of_the_script_fewer_processes_go_on(train, tmp_path):
     assert train("1:2", script=DIES_OF_COMPANY, max_restarts=1, env={"OWN": "mine"}) is None
     starts = [(tmp_path / f"starts-{rank}").read_text().split("\n")[:-1] for rank in (0, 1)]
@@ -243,6 +252,7 @@ def test_where_torchrun_gives_up_for_no_fault_of_the_script_fewer_processes_go_o
     assert starts[0][-1] == "1 mine"
 
 
+@pytest.mark.system
 def test_with_as_few_processes_as_may_be_it_is_requeued(train, tmp_path):
     with pytest.raises(AirflowRescheduleException):
         train(2, script=DIES_OF_COMPANY, max_restarts=0, env={"OWN": "mine"})
@@ -257,6 +267,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.system
 def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_path, left_behind):
     script = tmp_path / "script.py"
     script.write_text(OUTLIVES)

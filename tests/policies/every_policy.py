@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from hetero_airflow.policies import POLICIES, load_policy
 from hetero_airflow.policies.policy import Policy
 from tests.benchmarks.fgd import Fgd
@@ -15,3 +17,10 @@ EVERY_POLICY: dict[str, Callable[[], Policy]] = {
     "fgd": Fgd,
     "makespan_lp": MakespanLp,
 }
+rows = pytest.mark.parametrize("name", EVERY_POLICY)
+"""Runs a test for each of them."""
+
+
+def make(name: str) -> Policy:
+    """A new policy of that name."""
+    return EVERY_POLICY[name]()

@@ -8,7 +8,7 @@ from datetime import timedelta
 from hetero_airflow.matching.packing.demand import RequestMix
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.plan import Plan, ReasonCode, Wait
+from hetero_airflow.model.plan import Plan, ReasonCode
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
@@ -20,6 +20,7 @@ from hetero_airflow.simulator.record import JobRecord
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+from tests.policies.plans import codes, order, victims
 
 MIX: RequestMix = tuple((DeviceRequest.parse(text).alternatives[0], 0.5) for text in ("gpu", "gpu:4"))
 
@@ -46,24 +47,13 @@ def decide(
     return Consolidation().decide(leased(base, *running), EPOCH)
 
 
-def moved(plan: Plan) -> dict[str, str | None]:
-    return {preempt.request_id: preempt.beneficiary for preempt in plan.preemptions}
-
-
-def codes(plan: Plan) -> dict[str, str]:
-    return {
-        decision.request_id: decision.reason.code if isinstance(decision, Wait) else "place"
-        for decision in plan.decisions
-    }
-
-
 LARGE = a_pending("large", "gpu:4")
 SCATTERED = (held("one", "a", 0), held("two", "b", 0, ago_s=1800), held("three", "b", 1))
 
 
 def test_small_requests_are_migrated_from_the_worker_with_the_least_loss() -> None:
     plan = decide(SCATTERED, LARGE)
-    assert (moved(plan), codes(plan)) == ({"one": "large"}, {"large": ReasonCode.PREEMPTING})
+    assert (victims(plan), codes(plan)) == ({"one": "large"}, {"large": ReasonCode.PREEMPTING})
     assert str(plan.decisions[0].reason) == (  # type: ignore[union-attr]
         "preempting: asked 4 × gpu, found devices of worker a, from which 1 request moves"
     )
@@ -71,43 +61,43 @@ def test_small_requests_are_migrated_from_the_worker_with_the_least_loss() -> No
 
 def test_nothing_is_migrated_for_a_request_that_fits() -> None:
     plan = decide(SCATTERED, a_pending("large", "gpu:3"))
-    assert (moved(plan), codes(plan)) == ({}, {"large": "place"})
+    assert (victims(plan), codes(plan)) == ({}, {"large": "place"})
 
 
 def test_only_requests_that_can_go_on_at_once_are_migrated() -> None:
     running = (held("one", "a", 0), *(held(f"b{n}", "b", n) for n in range(4)))
     plan = decide(running, LARGE)
-    assert (moved(plan), codes(plan)) == ({}, {"large": ReasonCode.BUSY})
+    assert (victims(plan), codes(plan)) == ({}, {"large": ReasonCode.BUSY})
 
 
 def test_nothing_is_migrated_for_a_small_request() -> None:
     running = (*(held(f"a{n}", "a", n) for n in range(4)), *(held(f"b{n}", "b", n) for n in range(4)))
-    assert moved(decide(running, a_pending("small", "gpu"))) == {}
+    assert victims(decide(running, a_pending("small", "gpu"))) == {}
 
 
 def test_large_requests_and_gangs_stay_where_they_are() -> None:
-    assert moved(decide((held("pair", "a", 0, 1), held("other", "b", 0, 1)), LARGE)) == {}
+    assert victims(decide((held("pair", "a", 0, 1), held("other", "b", 0, 1)), LARGE)) == {}
     gang = [held(f"g{n}", worker, 0, gang="g", gang_size=2) for n, worker in enumerate("ab")]
-    assert moved(decide(gang, LARGE)) == {}
+    assert victims(decide(gang, LARGE)) == {}
 
 
 def test_only_requests_of_the_same_class_are_migrated() -> None:
     running = (held("one", "a", 0, priority="high"), held("two", "b", 0, priority="low"))
-    assert moved(decide(running, LARGE)) == {}
+    assert victims(decide(running, LARGE)) == {}
 
 
 def test_new_devices_are_protected_and_the_plan_says_until_when() -> None:
     plan = decide((held("one", "a", 0, ago_s=30), held("two", "b", 0, ago_s=40)), LARGE)
-    assert moved(plan) == {}
+    assert victims(plan) == {}
     assert plan.until == EPOCH + timedelta(seconds=MIN_HELD_S - 40)
 
 
 def test_a_migrated_request_is_protected_for_its_restart_too() -> None:
     attained_s = {"nvidia/a100-sxm4-40gb": 600.0}
     plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, attained_service_s=attained_s), held("two", "b", 0, 1)), LARGE)
-    assert moved(plan) == {}
+    assert victims(plan) == {}
     plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S), held("two", "b", 0, 1)), LARGE)
-    assert moved(plan) == {"one": "large"}
+    assert victims(plan) == {"one": "large"}
 
 
 def test_moves_of_one_decision_are_bounded() -> None:
@@ -124,8 +114,8 @@ def test_moves_of_one_decision_are_bounded() -> None:
     size = 2 * MAX_MOVES + 2
     workers = (crowded("a", size), crowded("b", size))
     large = a_pending("large", f"gpu:{size}")
-    assert len(moved(decide(running(MAX_MOVES), large, workers=workers))) == MAX_MOVES
-    assert moved(decide(running(MAX_MOVES + 1), large, workers=workers)) == {}
+    assert len(victims(decide(running(MAX_MOVES), large, workers=workers))) == MAX_MOVES
+    assert victims(decide(running(MAX_MOVES + 1), large, workers=workers)) == {}
 
 
 T4 = a_worker("c", tuple(a_device(f"c-{n}", "t4", "16GiB", index=n) for n in range(4)))
@@ -136,7 +126,7 @@ def test_a_large_request_that_waits_for_other_devices_stops_no_other() -> None:
         (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("rare", "t4:4"),
         a_pending("large", "a100:4", 1), workers=(four("a"), four("b"), T4),
     )  # fmt: skip
-    assert (moved(plan), codes(plan)) == (
+    assert (victims(plan), codes(plan)) == (
         {"one": "large"},
         {"rare": ReasonCode.BUSY, "large": ReasonCode.PREEMPTING},
     )
@@ -148,13 +138,13 @@ def test_nothing_is_migrated_while_a_small_request_of_a_higher_class_waits() -> 
         (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("small", "t4", priority="urgent"),
         a_pending("large", "a100:4"), workers=(four("a"), four("b"), T4),
     )  # fmt: skip
-    assert (moved(plan), codes(plan)) == ({}, {"small": ReasonCode.BUSY, "large": ReasonCode.BUSY})
+    assert (victims(plan), codes(plan)) == ({}, {"small": ReasonCode.BUSY, "large": ReasonCode.BUSY})
 
 
 def test_devices_reserved_for_a_higher_class_are_not_given_to_a_lower_one() -> None:
     running = (held("pair", "b", 0, 1), held("one", "a", 0))
-    assert moved(decide(running, LARGE)) == {"one": "large"}
-    assert moved(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
+    assert victims(decide(running, LARGE)) == {"one": "large"}
+    assert victims(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
 
 
 def test_nothing_is_reserved_from_migrated_requests() -> None:
@@ -167,12 +157,12 @@ def test_nothing_is_reserved_from_migrated_requests() -> None:
 def test_freed_devices_are_withheld_until_the_migrated_requests_have_ended() -> None:
     small = [a_pending(f"small{n}", "gpu", n + 1) for n in range(4)]
     plan = decide(SCATTERED, LARGE, *small)
-    assert moved(plan) == {"one": "large"}
+    assert victims(plan) == {"one": "large"}
     assert [place.worker_id for place in plan.places] == ["b"]
     lease, holder = SCATTERED[0]
     leaving = (lease.model_copy(update={"state": LeaseState.PREEMPTED}), holder)
     again = decide((leaving, *SCATTERED[1:]), LARGE, *small)
-    assert (moved(again), codes(again)["large"]) == ({}, ReasonCode.PREEMPTING)
+    assert (victims(again), codes(again)["large"]) == ({}, ReasonCode.PREEMPTING)
     assert [place.worker_id for place in again.places] == ["b"]
 
 
@@ -205,4 +195,4 @@ def simulate(jobs: Sequence[Job]) -> tuple[JobRecord, ...]:
 
 def test_without_migration_the_oldest_request_goes_first() -> None:
     plan = decide(SCATTERED, a_pending("small", "gpu", -1), LARGE, can_preempt=False)
-    assert [decision.request_id for decision in plan.decisions] == ["small", "large"]
+    assert order(plan) == ["small", "large"]

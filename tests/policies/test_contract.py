@@ -20,7 +20,6 @@ from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies.core.scored_policy import request_mix
-from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
@@ -28,19 +27,15 @@ from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
-from tests.policies.every_policy import EVERY_POLICY
+from tests.effort import effort, long
+from tests.policies.every_policy import EVERY_POLICY, make, rows
 
-thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=effort(3, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples for each row. All rows test what they share, so the suite stays within minutes."""
-rows = pytest.mark.parametrize("name", EVERY_POLICY)
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
 for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq", "consolidation"])
 """Policies that take leases back for one request at a time."""
-
-
-def make(name: str) -> Policy:
-    return EVERY_POLICY[name]()
 
 
 # The oracle.
@@ -296,13 +291,14 @@ def test_preemptions_settle_while_nothing_else_happens(name: str, snapshot: Snap
     pytest.fail("it takes back again and again")
 
 
+@long
 @rows
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(effort(1, 3)))
 def test_no_request_starves_under_a_bounded_load(name: str, seed: int) -> None:
     """A stream of small jobs that fills half of two workers; sometimes a job that needs all of a worker."""
     rng = random.Random(seed)
     jobs, now = [], 0.0
-    for number in range(300):
+    for number in range(effort(100, 300)):
         now += rng.expovariate(1 / 400)
         gpus = 4 if number % 30 == 10 else 1
         work = rng.expovariate(1 / 1600) + 60
@@ -382,7 +378,7 @@ def head_of(plan: Plan) -> int | None:
 @pytest.mark.parametrize(
     "name", [name for name in EVERY_POLICY if name != "fair_share"]
 )  # its turns depend on who waits
-@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(thorough, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     drawn = replace(data.draw(snapshots(max_workers=3, max_pending=10)), estimates=NO_ESTIMATES)

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +13,11 @@ from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, requests, workers
-from tests.policies.every_policy import EVERY_POLICY
+from tests.effort import effort
+from tests.policies.every_policy import make, rows
+from tests.policies.plans import order
 
 GIB = 2**30
 FULL = DeviceUsage(1000, 40 * GIB)
@@ -72,7 +72,7 @@ def test_members_stand_together_where_the_first_of_them_stands() -> None:
     between = a_pending("between", "gpu:2", at_s=1)
     second = replace(second, submitted_at=EPOCH + timedelta(seconds=2))
     plan = decide([a_worker("a")], [first, between, second])
-    assert [decision.request_id for decision in plan.decisions] == ["g0", "g1", "between"]
+    assert order(plan) == ["g0", "g1", "between"]
     assert outcomes(plan) == {"g0": "a", "g1": "a", "between": "busy"}
 
 
@@ -190,10 +190,6 @@ def test_shares_are_reserved_for_all_members_of_a_gang_on_one_device() -> None:
 # Properties, of every row of `POLICIES`.
 
 
-def make(name: str) -> Policy:
-    return EVERY_POLICY[name]()
-
-
 @st.composite
 def gang_snapshots(draw: st.DrawFn) -> Snapshot:
     labels = st.sampled_from(
@@ -234,8 +230,7 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(7, tuple(present), usage, tuple(pending), holders=holders)
 
 
-rows = pytest.mark.parametrize("name", EVERY_POLICY)
-thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=effort(4, 20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @rows

@@ -6,12 +6,9 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.policies.round_robin import RoundRobin
 from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_pending, a_worker
+from tests.policies.plans import order
 
 ONE_GPU = a_worker("a", (a_cpu(), a_device("GPU-0")))
-
-
-def order(plan: Plan) -> list[str]:
-    return [decision.request_id for decision in plan.decisions]
 
 
 def test_dags_take_turns_and_the_one_never_served_is_first() -> None:

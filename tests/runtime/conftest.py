@@ -14,7 +14,10 @@ from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.notice import Notice, give_notice
 
-NOTICE = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
+Begin = Callable[..., CheckpointSession]
+"""What begins a new run of the task."""
+
+GIVEN = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def control(tmp_path: Path) -> Path:
 @pytest.fixture
 def notice(control: Path) -> Callable[[], None]:
     """Tells the task to save and stop."""
-    return lambda: give_notice(control, NOTICE)
+    return lambda: give_notice(control, GIVEN)
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def folder_of_place(tmp_path: Path, place: CheckpointPlace) -> Path:
 
 
 @pytest.fixture
-def begin(tmp_path: Path, place: CheckpointPlace, control: Path) -> Callable[..., CheckpointSession]:
+def begin(tmp_path: Path, place: CheckpointPlace, control: Path) -> Begin:
     """A new run of the task, as if in a process of its own; with another token, if one is given."""
 
     def begun(token: int | None = None, store: CheckpointStore | None = None) -> CheckpointSession:

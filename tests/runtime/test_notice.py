@@ -1,10 +1,8 @@
 import subprocess
 import sys
-from datetime import UTC, datetime
 
-from hetero_airflow.runtime.notice import NOTICE, Notice, Stopped, give_notice, has_notice, read_notice
-
-GIVEN = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
+from hetero_airflow.runtime.notice import NOTICE, Stopped, give_notice, has_notice, read_notice
+from tests.runtime.conftest import GIVEN
 
 
 def test_a_notice_is_there_once_it_is_given(tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import torch
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.step_loop import StepLoop
-
-Begin = Callable[..., CheckpointSession]
+from tests.runtime.conftest import Begin
 
 
 def first_values() -> dict[str, Any]:

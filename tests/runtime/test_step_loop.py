@@ -16,8 +16,7 @@ from hetero_airflow.runtime.gang.ranks import RankCollectives
 from hetero_airflow.runtime.notice import NOTICE, Stopped
 from hetero_airflow.runtime.progress_file import Phase, read_progress
 from hetero_airflow.runtime.step_loop import SaveInterval, StepLoop
-
-Begin = Callable[..., CheckpointSession]
+from tests.runtime.conftest import Begin
 
 
 class Counting:
@@ -48,6 +47,13 @@ def run(session: CheckpointSession, total: int, at_step: Callable[[int], Any] = 
         done.append(step)
         at_step(step)
     return done, counting.value
+
+
+def stop_of(loop: Callable[[], object]) -> Stopped:
+    """What a loop raises that got a notice."""
+    with pytest.raises(Stopped) as stopped:
+        loop()
+    return stopped.value
 
 
 def saved_state(begin: Begin) -> tuple[int, Any] | None:
@@ -82,9 +88,7 @@ def test_a_notice_in_the_last_step_stops_nothing(begin: Begin, notice) -> None:
 
 def test_a_notice_before_the_first_step_stops_at_once(begin: Begin, control: Path, notice) -> None:
     notice()
-    with pytest.raises(Stopped) as stopped:
-        run(begin(), 3)
-    assert stopped.value.step is None
+    assert stop_of(lambda: run(begin(), 3)).step is None
     assert saved_state(begin) is None
 
 
@@ -93,9 +97,7 @@ def test_a_notice_while_the_model_warms_up_is_heeded_after_the_first_step(begin:
         assert read_progress(control).phase is Phase.STARTING
         notice()
 
-    with pytest.raises(Stopped) as stopped:
-        run(begin(), 3, compile_and_warm_up, every="1h")
-    assert stopped.value.step == 0
+    assert stop_of(lambda: run(begin(), 3, compile_and_warm_up, every="1h")).step == 0
     assert saved_state(begin) == (0, 0)
 
 
@@ -107,9 +109,7 @@ def test_a_notice_in_an_evaluation_between_steps_is_heeded_after_it(begin: Begin
             notice()
             evaluated.extend(range(100))
 
-    with pytest.raises(Stopped) as stopped:
-        run(begin(), 6, evaluate, every="1h")
-    assert stopped.value.step == 1
+    assert stop_of(lambda: run(begin(), 6, evaluate, every="1h")).step == 1
     assert len(evaluated) == 100
 
 
@@ -122,7 +122,7 @@ class SlowStore(FilesystemStore):
 
     def put(self, key: str, source: Path) -> None:
         self.is_saving.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(600)
         super().put(key, source)
 
 
@@ -131,13 +131,11 @@ def test_a_notice_while_a_save_runs_waits_for_it_and_saves_the_step_after(begin:
 
     def at_step(step: int) -> None:
         if step == 2:  # the save of step 1 has begun
-            assert store.is_saving.wait(10)
+            assert store.is_saving.wait(600)
             notice()
             store.may_go_on.set()
 
-    with pytest.raises(Stopped) as stopped:
-        run(begin(store=store), 6, at_step)
-    assert stopped.value.step == 2
+    assert stop_of(lambda: run(begin(store=store), 6, at_step)).step == 2
     assert saved_state(begin) == (2, 3)
 
 
@@ -156,9 +154,7 @@ class FullStore(FilesystemStore):
 
 def test_a_full_disk_at_a_notice_keeps_the_last_checkpoint_and_stops(begin: Begin, tmp_path, notice, caplog) -> None:
     session = begin(store=FullStore(tmp_path / "store", 2))
-    with pytest.raises(Stopped) as stopped:
-        run(session, 6, lambda step: notice() if step == 2 else None)
-    assert stopped.value.step == 1
+    assert stop_of(lambda: run(session, 6, lambda step: notice() if step == 2 else None)).step == 1
     assert "No space left" in caplog.text
     assert "Step 2 is lost" in caplog.text
     assert saved_state(begin) == (1, 1)
@@ -176,9 +172,7 @@ def test_a_full_temporary_folder_at_a_notice_does_the_same(begin: Begin, notice,
             monkeypatch.setattr("hetero_airflow.runtime.checkpoint_session.write_state", full)
             notice()
 
-    with pytest.raises(Stopped) as stopped:
-        run(session, 6, at_step)
-    assert stopped.value.step == 1
+    assert stop_of(lambda: run(session, 6, at_step)).step == 1
     assert "TMPDIR" in caplog.text
 
 
@@ -220,10 +214,8 @@ def test_a_loop_without_a_state_saves_when_it_is_due(begin: Begin, notice) -> No
                 session.save(step, {"step": step}, metrics=None, files=None, wait=False, final=False)
                 saved.append(step)
 
-    with pytest.raises(Stopped) as stopped:
-        loop()
+    assert stop_of(loop).step == 9
     assert saved == [3, 7, 9]
-    assert stopped.value.step == 9
     assert begin().latest().state == {"step": 9}
 
 
@@ -238,10 +230,8 @@ def test_a_notice_between_the_body_and_the_boundary_waits_for_the_next_save(begi
             if step == 5:
                 notice()
 
-    with pytest.raises(Stopped) as stopped:
-        loop()
+    assert stop_of(loop).step == 6
     assert done == [0, 1, 2, 3, 4, 5, 6]
-    assert stopped.value.step == 6
 
 
 def test_time_is_measured_from_save_to_save(begin: Begin) -> None:

@@ -1,21 +1,27 @@
+"""A cycle: what it places and starts, what it sees of pending events, and what it does with paused requests."""
+
 from __future__ import annotations
 
 import gc
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.plan import Place, Plan
+from hetero_airflow.model.plan import PAUSED, Place, Plan, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.scheduling.cycle import (
     MAX_ROUNDS,
     Cycle,
@@ -23,7 +29,13 @@ from hetero_airflow.scheduling.cycle import (
     CycleResult,
     deferred_garbage_collection,
 )
+from hetero_airflow.scheduling.paused_requests import decide_without_paused
+from hetero_airflow.scheduling.pending_events import with_pending_events
+from hetero_airflow.scheduling.validation import ValidatedPolicy, plan_faults
+from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.queue_changes import Pause
+from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
     CommitResult,
     LeaseMove,
@@ -328,3 +340,67 @@ def test_garbage_collection_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+NAMES = st.sampled_from("abcdef")
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(lambda name, at_s: RequestSubmitted(a_pending(name, at_s=at_s)), NAMES, st.integers(0, 3)),
+        st.builds(lambda name: RequestWithdrawn(name, "it is not wanted"), NAMES),
+    )
+)
+
+
+@given(EVENTS, EVENTS)
+def test_a_snapshot_with_pending_events_is_as_the_store_will_show_it(before, pending_events):
+    store = MemoryStore()
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), *before], EPOCH)
+    store.commit(Plan((a_place("a", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
+    seen = with_pending_events(store.snapshot(), pending_events)
+    store.record(pending_events, EPOCH)
+    assert replace(seen, sequence=store.snapshot().sequence) == store.snapshot()
+
+
+def test_without_pending_events_it_is_the_same_snapshot():
+    snapshot = MemoryStore().snapshot()
+    assert with_pending_events(snapshot, ()) is snapshot
+
+
+def paused(name, *args, **kwargs):
+    return replace(a_pending(name, *args, **kwargs), is_paused=True)
+
+
+def test_a_paused_request_waits_behind_all_others_and_reserves_nothing():
+    pending = (paused("first", "gpu:2", priority="urgent"), a_pending("second", at_s=1), a_pending("third", "h100"))
+    snapshot = Snapshot(1, (a_worker(),), pending=pending)
+    plan = ValidatedPolicy(PriorityPolicy()).decide(snapshot, EPOCH)
+    assert plan_faults(snapshot, plan) == []
+    assert [place.request_id for place in plan.places] == ["second"]
+    last = plan.decisions[-1]
+    assert (last.request_id, last.reason, isinstance(last, Wait)) == ("first", PAUSED, True)
+
+
+def test_a_gang_waits_for_its_paused_member():
+    members = (
+        replace(a_pending("a", "gpu"), gang="g", gang_size=2),
+        replace(paused("b", "gpu"), gang="g", gang_size=2),
+    )
+    plan = decide_without_paused(PriorityPolicy().decide, Snapshot(1, (a_worker(),), pending=members), EPOCH)
+    assert not any(isinstance(decision, Place) for decision in plan.decisions)
+
+
+def test_a_paused_request_wants_no_worker():
+    snapshot = Snapshot(1, (a_worker(),), pending=(paused("a", "gpu:2"), paused("b", "gpu:2")))
+    assert (wanted_workers(snapshot).waiting, sum(row.workers for row in wanted_workers(snapshot).types)) == (0, 0)
+
+
+def test_a_cycle_places_a_request_once_it_is_unpaused(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=NullPool)
+    tables.metadata.create_all(engine)
+    store = SqlStore(engine)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a"))], EPOCH)
+    store.change_queue([Pause("a")])
+    cycle = Cycle(store, PriorityPolicy(), FakeEngine(), 60)
+    assert [wait.reason for wait in cycle.run(EPOCH).waiting] == [PAUSED]
+    store.change_queue([Pause("a", is_paused=False)])
+    assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["a"]

@@ -6,11 +6,48 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.publishing import claim_place
 from hetero_airflow.checkpoints.publishing import publish as publish_entry
 from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+
+DAG_FILE = """
+from airflow.sdk import DAG
+from hetero_airflow.sensors import CheckpointSensor, DeviceAvailableSensor
+with DAG("a_dag", schedule=None):
+    {statement}
+"""
+
+
+@pytest.fixture
+def parsed(tmp_path):
+    """The import errors of a DAG file with this statement, and its DAG."""
+
+    def _parsed(statement):
+        (tmp_path / "a_dag.py").write_text(DAG_FILE.format(statement=statement))
+        bag = DagBag(tmp_path)
+        return list(bag.import_errors.values()), bag.dags.get("a_dag")
+
+    return _parsed
+
+
+async def first_event(trigger):
+    """What a trigger fires with."""
+    events = trigger.run()
+    try:
+        return (await anext(events)).payload
+    finally:
+        await events.aclose()
+
+
+async def still_waiting(trigger, for_s=300):
+    """The task that waits for a trigger, after this time in which it has not fired."""
+    waiting = asyncio.create_task(first_event(trigger))
+    await asyncio.sleep(for_s)
+    assert not waiting.done()
+    return waiting
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

@@ -1,28 +1,13 @@
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.checkpoints.index import CheckpointEntry, Index
+from hetero_airflow.checkpoints.index import Index
 from hetero_airflow.errors import RequestError
 from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
-
-NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-
-
-def entry(step, *, epoch=0, age_s=10.0, is_final=False, **metrics):
-    return CheckpointEntry(
-        step=step,
-        key=f"{step:012d}-1-00000000",
-        digest="0" * 64,
-        size_bytes=1,
-        metrics=metrics,
-        published_at=NOW - timedelta(seconds=age_s),
-        token=1,
-        epoch=epoch,
-        is_final=is_final,
-    )
-
+from tests.checkpoints.conftest import NOW
+from tests.checkpoints.test_retention import entry
 
 ENTRIES = (
     entry(10, accuracy=0.95, age_s=300),

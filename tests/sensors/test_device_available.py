@@ -1,33 +1,15 @@
 from types import SimpleNamespace
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
 from hetero_airflow.contract.envelope import unpack_request
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer, is_placement_check
 from hetero_airflow.sensors import DeviceAvailableSensor
 
-DAG_FILE = """
-from airflow.sdk import DAG
-from hetero_airflow.sensors import DeviceAvailableSensor
-with DAG("a_dag", schedule=None):
-    {statement}
-"""
-
 
 def context(answer=None):
     return {"ti": SimpleNamespace(context_carrier=add_answer({}, answer) if answer else None)}
-
-
-@pytest.fixture
-def parsed(tmp_path):
-    def _parsed(statement):
-        (tmp_path / "a_dag.py").write_text(DAG_FILE.format(statement=statement))
-        bag = DagBag(tmp_path)
-        return list(bag.import_errors.values()), bag.dags.get("a_dag")
-
-    return _parsed
 
 
 def test_it_asks_what_a_device_task_would_and_is_marked_as_a_probe():

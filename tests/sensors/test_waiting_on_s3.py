@@ -13,6 +13,7 @@ from hetero_airflow.checkpoints.place import checkpoint_path, newest_key
 from hetero_airflow.errors import CheckpointStoreUnavailable
 from hetero_airflow.sensors.checkpoint_source import REOPEN_S, CheckpointSource, WatchedCheckpoint
 from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished, CheckpointTrigger
+from tests.sensors.conftest import first_event, still_waiting
 
 BUCKETS = count()
 INDEX = "index.json"
@@ -52,14 +53,6 @@ def publish_s3(publish, monkeypatch):
             return publish(step, **given)
 
     return _publish
-
-
-async def first_event(trigger):
-    events = trigger.run()
-    try:
-        return (await anext(events)).payload
-    finally:
-        await events.aclose()
 
 
 def trigger(run_id="r1", **condition):
@@ -126,9 +119,7 @@ def test_a_server_that_is_too_slow_is_waited_for(run, s3, publish_s3, monkeypatc
 
 def test_a_server_that_is_gone_is_waited_for(run, s3, publish_s3, monkeypatch):
     async def scene():
-        waiting = asyncio.create_task(first_event(trigger()))
-        await asyncio.sleep(5)
-        assert not waiting.done()
+        waiting = await still_waiting(trigger(), for_s=5)
         return waiting.cancel()
 
     unreachable = {"conn_type": "aws", "login": "testing", "extra": {"endpoint_url": "http://127.0.0.1:9"}}

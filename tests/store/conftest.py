@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.sql import transaction
+from hetero_airflow.store.sql.plan_commit import PlanCommit
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import CommitResult
+from hetero_airflow.testing import EPOCH
+from tests.postgres_server import wait_until_blocked
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
@@ -56,6 +64,25 @@ def empty(engine: Engine) -> None:
 def give_empty() -> Callable[[Engine], None]:
     """Deletes all rows of the tables in an engine's database."""
     return empty
+
+
+@pytest.fixture
+def beside_a_writer(postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[CommitResult]]:
+    """Commits a plan; without the writers' lock, while that is not written yet, something else; both results."""
+
+    def commit(plan: Plan, rival: Callable[[], CommitResult]) -> list[CommitResult]:
+        monkeypatch.setattr(transaction, "_LIMIT_AND_TAKE_LOCK", transaction._READ_STATE)
+        made = []
+        with transaction.write_transaction(postgres_engine, 10) as writer:
+            made.append(PlanCommit(writer, EPOCH, EPOCH + timedelta(minutes=1), {}).commit(plan))
+            thread = threading.Thread(target=lambda: made.append(rival()))
+            thread.start()
+            wait_until_blocked(postgres_engine)
+            assert thread.is_alive(), "it waits for a row, or for an entry in a unique index"
+        thread.join()
+        return made
+
+    return commit
 
 
 @pytest.fixture(params=["sqlite", POSTGRES])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 import pytest
@@ -11,13 +10,11 @@ from hetero_airflow.errors import InvalidTransition
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import DeviceUsage
-from hetero_airflow.store.sql import transaction as sql_transaction
-from hetero_airflow.store.sql.plan_commit import PlanCommit
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
-from tests.postgres_server import wait_until_blocked
 
 LATER = EPOCH + timedelta(minutes=1)
 ACCOUNT = Account("p", "s")
@@ -100,28 +97,22 @@ def test_a_device_that_vanished_goes_with_the_last_of_the_leases_that_end_togeth
 
 @pytest.mark.postgres
 def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_waits_are_kept(
-    postgres_engine, empty, monkeypatch
+    postgres_engine, empty, beside_a_writer
 ):
     empty(postgres_engine)
     first, second = SqlStore(postgres_engine), SqlStore(postgres_engine)
     first.record([WorkerSeen(a_worker()), *(RequestSubmitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
     before = second.snapshot().sequence
-    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
-    events, made = [RequestSubmitted(a_pending("r4"))], []
-    with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
-        PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
-        thread = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, events)))
-        thread.start()
-        wait_until_blocked(postgres_engine)
-    thread.join()
-    assert (made[0].leases, made[0].raced) == ((), ("r1", "r2"))
+    events, written = [RequestSubmitted(a_pending("r4"))], Plan((a_place("r0", **{"GPU-0": 1000}),))
+    _, refused = beside_a_writer(written, lambda: second.commit(plan, EPOCH, LATER, events))
+    assert (refused.leases, refused.raced) == ((), ("r1", "r2"))
     snapshot = second.snapshot()
     assert ([request.id for request in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
     used = {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}
     assert used == {("worker-a", "GPU-0"): 1000}
     assert [decision["outcome"] for decision in second.request_history("dag", "run", "r3").decisions] == ["wait"]
     assert not second.request_history("dag", "run", "r1").decisions
-    with sql_transaction.read_transaction(postgres_engine) as connection:
+    with read_transaction(postgres_engine) as connection:
         assert [(tally.name, tally.count) for tally in read_tallies(connection)] == [("waited", 1)], "of r0"

@@ -20,6 +20,7 @@ from hetero_airflow.store.codec import CORES
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker, move_lease
+from tests.effort import effort, long
 
 PROCESSES = 4
 LATER = EPOCH + timedelta(days=1)
@@ -78,8 +79,9 @@ def main(url: str, name: str, operations: int) -> None:
     engine.dispose()
 
 
+@long
 def test_processes_at_once_never_lease_a_device_twice(engine):
-    operations = 250 if engine.dialect.name == "postgresql" else 100
+    operations = effort(60, 250) if engine.dialect.name == "postgresql" else effort(40, 100)
     store = SqlStore(engine)
     store.record([WorkerSeen(a_worker("w0")), WorkerSeen(a_worker("w1"))], EPOCH)
     url = engine.url.render_as_string(hide_password=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -24,10 +23,11 @@ from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 from tests.lease_audit import audit, overlaps
 from tests.store.one_scheduler import TABLES
+from tests.waiting import PATIENCE_S, eventually
 
 NAMES = ("s0", "s1", "s2")
 REQUESTS = 60
-PATIENCE_S = 120.0
+
 
 pytestmark = pytest.mark.postgres
 
@@ -73,13 +73,6 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, f"not in {PATIENCE_S:g} s: {what}"
-        time.sleep(0.05)
-
-
 def count(database: Engine, query: str, **values: str) -> int:
     with database.connect() as connection:
         return int(connection.execute(text(query), values).scalar_one())
@@ -109,14 +102,14 @@ def assert_tallies_are_those_of(database: Engine, leases: Collection[Any]) -> No
 
 def test_three_schedulers_serve_all_once_though_one_is_killed(database):
     with schedulers(database, seed=1) as running:
-        wait_until(lambda: granted(database).count("s2") >= REQUESTS // 4, "a quarter of what s2 has is granted")
+        eventually(lambda: granted(database).count("s2") >= REQUESTS // 4)
         running["s2"].kill()
         running["s2"].wait()
         waiting = "SELECT count(*) FROM wanted WHERE id NOT IN (SELECT id FROM served)"
         assert count(database, f"{waiting} AND owner = 's2'") > 0, "it had more to do: else the test shows nothing"
         tell(running["s0"], "adopt s2")
-        wait_until(lambda: count(database, waiting) == 0, "all is served")
-        wait_until(lambda: not SqlStore(database).snapshot().leases, "all leases are over")
+        eventually(lambda: count(database, waiting) == 0)
+        eventually(lambda: not SqlStore(database).snapshot().leases)
         for name in ("s0", "s1"):
             tell(running[name], "end")
             assert running[name].communicate(timeout=PATIENCE_S)[0].endswith("idle\n")

@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import tempfile
+import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -53,6 +54,16 @@ class Api:
             self.states[what] = json.loads(request.read())["value"]
             return httpx.Response(204)
         return httpx.Response(404, json={"detail": {"reason": "not_found"}})
+
+
+def waits_for(path):
+    """What a process does that ends once this file is there."""
+
+    def waits():
+        while not path.exists():
+            time.sleep(0.01)
+
+    return waits
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from airflow.sdk.execution_time.supervisor import SERVER_TERMINATED
 
 from hetero_airflow.supervisor.run_processes import contained_run
 from hetero_airflow.testing import a_task_lease
-from tests.supervisor.conftest import NOW
+from tests.supervisor.conftest import NOW, waits_for
 
 # Airflow's supervisor leaves it to the end of its process to close its sockets
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -67,11 +67,7 @@ def test_one_that_another_run_has_overtaken_dies_without_a_word(start, api, stat
 
 @pytest.mark.parametrize("status", [HTTPStatus.CONFLICT, HTTPStatus.NO_CONTENT])
 def test_what_the_task_says_itself_is_passed_on_only_while_it_is_the_tasks_process(start, api, status, tmp_path):
-    def waits():
-        while not (tmp_path / "over").exists():
-            time.sleep(0.01)
-
-    process = start(waits)
+    process = start(waits_for(tmp_path / "over"))
     api.heartbeat = status
     process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
     (tmp_path / "over").touch()
@@ -82,11 +78,7 @@ def test_what_the_task_says_itself_is_passed_on_only_while_it_is_the_tasks_proce
 
 
 def test_a_failure_that_the_task_says_is_kept_back_too(start, api, tmp_path):
-    def waits():
-        while not (tmp_path / "over").exists():
-            time.sleep(0.01)
-
-    process = start(waits)
+    process = start(waits_for(tmp_path / "over"))
     api.heartbeat = HTTPStatus.CONFLICT
     process._handle_request(TaskState(state="failed", end_date=NOW), process.process_log, 1)
     (tmp_path / "over").touch()

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +17,8 @@ from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
 from hetero_airflow.engines.cgroups import can_create_groups
 from hetero_airflow.engines.lease_files import LeaseFile
 from hetero_airflow.engines.processes import process_identity
+from tests.effort import effort, long
+from tests.waiting import eventually
 
 SUPERVISOR = """
 import subprocess, sys, time
@@ -100,7 +100,12 @@ LEASE_ID = str(uuid4())
 """The name of a control group too, so that tests in other processes have others."""
 
 needs_groups = pytest.mark.skipif(not can_create_groups(), reason="no control group can be created here")
-GROUPS = ["without a control group", pytest.param("with a control group", marks=needs_groups)]
+GROUPS = ("without a control group", "with a control group")
+WAYS = [
+    pytest.param(escape, group, marks=[needs_groups] * (group == GROUPS[1])) for group in GROUPS for escape in ESCAPES
+]
+ENDED, KEPT = effort((WAYS[:2] + WAYS[8:9], WAYS[3:5] + WAYS[11:]), (WAYS, WAYS))
+"""In short, each escape once over both tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -136,21 +141,14 @@ def lease_files(folder: Path) -> list[Path]:
     return list(folder.glob("hetero-airflow-leases-*/[!.]*.json"))
 
 
-def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "in time"
-        time.sleep(0.02)
-
-
 def names(path: Path, pid: int) -> bool:
     """Whether a lease file names a process, or the process group in which it still is."""
     content = LeaseFile.model_validate_json(path.read_bytes())
     return pid in {process.pid for process in content.members} or content.root.leader == os.getpgid(pid)
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("escape", ESCAPES)
+@long
+@pytest.mark.parametrize(("escape", "group"), ENDED)
 def test_a_process_that_escaped_is_ended_before_its_run_is_over(supervise, escape, group, tmp_path):
     supervisor, pid_file = supervise(escape, group)
     assert supervisor.stdout.readline() == "over\n"
@@ -158,13 +156,13 @@ def test_a_process_that_escaped_is_ended_before_its_run_is_over(supervise, escap
     assert lease_files(tmp_path) == []
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("escape", ESCAPES)
+@long
+@pytest.mark.parametrize(("escape", "group"), KEPT)
 def test_a_process_that_escaped_keeps_its_lease_when_the_supervisor_is_killed(supervise, escape, group, tmp_path):
     supervisor, pid_file = supervise(escape, group, then="time.sleep(600)")
-    until(lambda: pid_file.exists() and pid_file.read_text())
+    eventually(lambda: pid_file.exists() and pid_file.read_text())
     escaped = process_identity(int(pid_file.read_text()))
-    until(lambda: any(names(path, escaped.pid) for path in lease_files(tmp_path)))
+    eventually(lambda: any(names(path, escaped.pid) for path in lease_files(tmp_path)))
     supervisor.kill()
     supervisor.wait()
     watch = LeaseWatch("worker-a", clock=lambda: now)
@@ -172,6 +170,6 @@ def test_a_process_that_escaped_keeps_its_lease_when_the_supervisor_is_killed(su
     assert watch.live_leases() == {LEASE_ID}
     now = GRACE_S
     assert watch.live_leases() == {LEASE_ID} or not escaped.is_running
-    until(lambda: not escaped.is_running)
-    until(lambda: watch.live_leases() == frozenset())
+    eventually(lambda: not escaped.is_running)
+    eventually(lambda: watch.live_leases() == frozenset())
     assert lease_files(tmp_path) == []

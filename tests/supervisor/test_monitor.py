@@ -66,12 +66,16 @@ def notice(lease_id="lease-2", seconds=60):
     return json.loads(notice.model_dump_json())
 
 
+def check_at(watch, *seconds):
+    for second in seconds:
+        watch.check(EPOCH + timedelta(seconds=second))
+
+
 def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log, stops):
     watch.check(EPOCH)
     assert not has_notice(tmp_path)
     states.values[PREEMPT] = notice()
-    for second in range(3):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, *range(3))
     assert (read_notice(tmp_path).cause, watch.notice, len(log.lines), stops) == ("urgent", "urgent", 1, [])
 
 
@@ -117,14 +121,11 @@ def test_a_task_that_steps_is_told_to_save_when_its_worker_shuts_down(watch, tmp
 
 def test_a_task_that_ignores_the_notice_is_stopped_once_at_the_end_of_the_grace_time(watch, states, stops):
     states.values[PREEMPT] = notice(seconds=60)
-    for second in (0, 59):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, 0, 59)
     assert stops == []
-    for second in (60, 61, 64):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, 60, 61, 64)
     assert stops == [signal.SIGTERM]
-    for second in (65, 66):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, 65, 66)
     assert stops == [signal.SIGTERM, signal.SIGKILL]
 
 
@@ -132,15 +133,13 @@ def test_the_end_of_the_grace_time_is_kept_though_the_api_does_not_answer(watch,
     states.values[PREEMPT] = notice(seconds=5)
     watch.check(EPOCH)
     states.error = OSError("connection refused")
-    for second in (1, 5):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, 1, 5)
     assert stops == [signal.SIGTERM]
 
 
 def test_an_api_that_does_not_answer_is_logged_once(watch, states, log):
     states.error = OSError("connection refused")
-    for second in range(5):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, *range(5))
     assert len(log.lines) == 1
 
 
@@ -150,7 +149,7 @@ def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, st
     progress.saved(3, clock.now())
     watch.check(EPOCH)
     progress.saved(4, clock.now())
-    watch.check(EPOCH + timedelta(seconds=1))
+    check_at(watch, 1)
     reported = [value["progress"]["saved_step"] for key, value in states.writes if key == PROGRESS]
     assert (reported, states.writes[-1][1]["lease_id"]) == ([3, 4], "lease-2")
     for second in range(2, 6):
@@ -158,7 +157,7 @@ def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, st
         clock.advance(1)
         watch.check(EPOCH + timedelta(seconds=second))
     assert len(states.writes) == 2
-    watch.check(EPOCH + timedelta(seconds=6.1))
+    check_at(watch, 6.1)
     assert len(states.writes) == 3
 
 
@@ -168,24 +167,21 @@ def test_a_task_that_does_nothing_shows_its_stacks_and_then_is_asked_to_save(tmp
     watch = TaskMonitor("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
     progress = ProgressFile(tmp_path, FakeClock())
     progress.done(3)
-    for second in range(0, 100, 10):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, *range(0, 100, 10))
     busy["cpu"] = 9.0  # it computes: nothing is counted from before
-    for second in range(100, 300, 10):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, *range(100, 300, 10))
     assert (stops, has_notice(tmp_path)) == ([DUMP_SIGNAL], False)
-    watch.check(EPOCH + timedelta(seconds=300))
+    check_at(watch, 300)
     assert (watch.hung_s, watch.notice, read_notice(tmp_path).cause) == (200, None, "no progress for 200 s")
     assert read_notice(tmp_path).by == EPOCH + timedelta(seconds=330)
-    watch.check(EPOCH + timedelta(seconds=335))
+    check_at(watch, 335)
     assert stops == [DUMP_SIGNAL, signal.SIGTERM, signal.SIGKILL]
 
 
 def test_a_task_that_tells_no_progress_is_warned_of_but_left_alone(tmp_path, states, stops, log):
     hangs = HangWatch(100, cpu_s=lambda: 0.0, utilization=lambda: None)
     watch = TaskMonitor("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
-    for second in range(0, 500, 10):
-        watch.check(EPOCH + timedelta(seconds=second))
+    check_at(watch, *range(0, 500, 10))
     assert (stops, watch.hung_s, has_notice(tmp_path)) == ([DUMP_SIGNAL], None, False)
 
 

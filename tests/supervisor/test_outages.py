@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from http import HTTPStatus
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from airflow.sdk.execution_time.comms import SetXCom, SucceedTask
 
 from hetero_airflow.supervisor import execution_api_calls
 from hetero_airflow.supervisor.execution_api_calls import repeat_after_outages
-from tests.supervisor.conftest import NOW, Api
+from tests.supervisor.conftest import NOW, Api, waits_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -52,12 +51,8 @@ def api(monkeypatch):
 def start_waiting(start, tmp_path):
     """Starts a leased task whose process ends when it is told to, and makes it the given request."""
 
-    def waits():
-        while not (tmp_path / "over").exists():
-            time.sleep(0.01)
-
     def start_waiting(api, message, unanswered=100):
-        process = start(waits)
+        process = start(waits_for(tmp_path / "over"))
         api.unanswered = unanswered
         process._handle_request(message, process.process_log, 1)
         (tmp_path / "over").touch()
@@ -150,6 +145,6 @@ class TestRepeating:
 
         done = threading.Thread(target=repeat_after_outages, args=(cut_off, client, log))
         done.start()
-        done.join(30)
+        done.join(600)
         assert not done.is_alive()
         assert (len(calls), len(log.texts)) == (6, 5)

@@ -10,6 +10,7 @@ from sqlalchemy import NullPool, create_engine
 
 from tests.lanes import group_of
 from tests.system.scheduler_jobs import newest_scheduler
+from tests.worker_fleet import own_lease_folder
 
 HERE = Path(__file__).parent
 collect_ignore = [
@@ -18,7 +19,8 @@ collect_ignore = [
     "speed_dags",
     "dags/hostile_dags.py",
 ]  # they import each other, as Airflow's folder of DAGs allows
-SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
+SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2,google/v5e,xilinx/u250"
+"""A kind of device each; two tests need two of one."""
 TASK_QUEUED_TIMEOUT_S = 30
 QUICK = {
     # short times, so that tests see within seconds what an installation sees within minutes
@@ -58,12 +60,6 @@ def pytest_runtest_teardown(item, nextitem):
             _RUNNING.pop().stop()
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.system)
-
-
 @pytest.fixture(scope="session")
 def board(tmp_path_factory):
     """The node of a device that a probe of another package finds; the package lies beside it."""
@@ -83,8 +79,9 @@ def airflow(tmp_path_factory, board):
     home = tmp_path_factory.mktemp("airflow")
     settings = {
         **QUICK,
-        "AIRFLOW__HETERO__HANG_TIMEOUT_S": "20",
-        "AIRFLOW__HETERO__GRACE_S": "20",
+        **own_lease_folder(home),
+        "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
+        "AIRFLOW__HETERO__GRACE_S": "10",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(board.parent), os.environ.get("PYTHONPATH")))),
         "BOARD": str(board),
     }
@@ -99,6 +96,7 @@ def airflow_on_postgres(tmp_path_factory, make_postgres_database):
     home = tmp_path_factory.mktemp("airflow_on_postgres")
     settings = {
         **QUICK,
+        **own_lease_folder(home),
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor",
         "AIRFLOW__SDK__COORDINATORS": "{}",
         "AIRFLOW__SDK__QUEUE_TO_COORDINATOR": "{}",

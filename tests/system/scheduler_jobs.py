@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import NullPool, bindparam, create_engine, text
 
 _TASKS = text(
     "SELECT id, queued_by_job_id AS scheduler, state, try_number AS number FROM task_instance"
@@ -29,3 +29,15 @@ def owned_tasks(engine, dag_id, run_ids):
     with engine.connect() as connection:
         rows = connection.execute(_TASKS, {"dag_id": dag_id, "run_ids": list(run_ids)})
         return {str(row.id): Owned(row.scheduler, row.state, row.number) for row in rows}
+
+
+def replace_scheduler(airflow, dag_id, *run_ids):
+    """``kill -9`` the scheduler, and wait until the next one has taken over the tasks of these runs."""
+    engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+    before = newest_scheduler(engine)
+    airflow.kill("scheduler")
+    airflow.launch("scheduler")
+    airflow.wait_until(
+        lambda: all(task.scheduler > before for task in owned_tasks(engine, dag_id, run_ids).values()),
+        "the next scheduler to take the tasks over",
+    )

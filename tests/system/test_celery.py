@@ -33,7 +33,6 @@ def fleet(tmp_path_factory, make_postgres_database):
 
 
 class TestCelery(FleetContract):
-    @pytest.mark.fleet
     def test_kill_9_of_one_of_two_schedulers_leaves_its_tasks_to_the_other(self, fleet, two_schedulers):
         engine, first, second = two_schedulers
         fleet.airflow.wait_until_freed()
@@ -72,13 +71,12 @@ class TestCelery(FleetContract):
         assert overlaps(uses) == []
         assert lease_audit.overlaps(engine) == []
 
-    @pytest.mark.fleet
     def test_redis_that_is_away_loses_nothing(self, fleet):
-        run_id = start_training(fleet, "brokerless", 40)
+        run_id = start_training(fleet, "brokerless")
         fleet.redis.kill()
         later = fleet.airflow.trigger("long", {"seconds": 1})
         time.sleep(5)
         fleet.redis.start()
-        finish(fleet, "brokerless", run_id, 40)
+        finish(fleet, "brokerless", run_id)
         assert fleet.airflow.wait_for_run("long", later) == "success"
         assert tries(fleet, "long", later) == [1]

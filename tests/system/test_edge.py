@@ -7,8 +7,6 @@ from tests.system.conftest import QUICK
 from tests.system.fleet_contract import WORKERS, FleetContract, cut_off_and_wake_up
 from tests.system.fleet_runs import with_example
 
-pytestmark = pytest.mark.fleet
-
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory, make_postgres_database):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.system.long_run import LongRun
 from tests.system.overlaps import overlaps
+from tests.system.scheduler_jobs import replace_scheduler
 
 
 def goes_on_with_the_same_try(run):
@@ -29,17 +30,15 @@ def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow
     assert goes_on_with_the_same_try(run)
 
 
-@pytest.mark.parametrize("fixture", ["airflow", "airflow_on_postgres"])
+@pytest.mark.parametrize("fixture", [pytest.param("airflow", marks=pytest.mark.main), "airflow_on_postgres"])
 def test_kill_9_of_the_scheduler_loses_nothing_and_leases_nothing_twice(request, fixture):
     """One task runs on both devices, one waits. A new scheduler takes over both."""
     airflow = request.getfixturevalue(fixture)
     running = LongRun(airflow)
     held = airflow.trigger("long", {"seconds": 1})
     airflow.wait_until(lambda: airflow.tasks("long", held)[0]["state"] == "queued", "the second to be held")
-    airflow.kill("scheduler")
+    replace_scheduler(airflow, "long", running.id, held)
     assert psutil.pid_exists(running.pid)
-    airflow.launch("scheduler")
-    airflow.wait_until(airflow.is_healthy, "the next scheduler")
     assert goes_on_with_the_same_try(running)
     assert airflow.wait_for_run("long", held) == "success"
     assert [ti["try_number"] for ti in airflow.tasks("long", held)] == [1]

@@ -12,8 +12,6 @@ from tests.system.conftest import HERE, QUICK
 
 V100, K80 = "nvidia/v100", "nvidia/k80"
 
-pytestmark = pytest.mark.fleet
-
 
 @pytest.fixture
 def airflow(tmp_path):
@@ -33,10 +31,11 @@ def explained(airflow, run_id):
 
 
 def test_the_next_run_goes_to_the_class_that_progress_shows_to_be_faster(airflow):
-    long_run = airflow.trigger("unlike", {"seconds": 150})
+    end = airflow.home / "end"
+    long_run = airflow.trigger("unlike", {"until": str(end)})
     store = airflow.store()
     airflow.wait_until(lambda: store.snapshot().leases, "the first run to start")
-    other_run = airflow.trigger("unlike", {"seconds": 150})
+    other_run = airflow.trigger("unlike", {"until": str(end)})
     airflow.wait_until(lambda: len(store.snapshot().leases) == 2, "the second run to start")
     airflow.wait_until(lambda: len(store.speeds()[1]) == 2, "the speeds after a minute of steps")
     speeds = explained(airflow, other_run)
@@ -46,6 +45,7 @@ def test_the_next_run_goes_to_the_class_that_progress_shows_to_be_faster(airflow
     text = airflow.run("hetero", "explain", "unlike", other_run, "train").stdout
     print(text)
     assert "steps on this device" in " ".join(text.split())
+    end.touch()
     assert {finished_on(airflow, long_run), finished_on(airflow, other_run)} == {"v100", "k80"}
     airflow.wait_until_freed()
     assert finished_on(airflow, airflow.trigger("unlike")) == "k80"

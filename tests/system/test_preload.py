@@ -10,8 +10,6 @@ from local_airflow import LocalAirflow
 
 from tests.system.conftest import QUICK
 
-pytestmark = pytest.mark.fleet
-
 DAGS = Path(__file__).parent / "preload_dags"
 PSS_BAR_MB = 130
 SETTINGS = {**QUICK, "AIRFLOW__HETERO__PRELOAD": "torch", "AIRFLOW__CORE__PARALLELISM": "4"}

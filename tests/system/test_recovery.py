@@ -8,10 +8,13 @@ import signal
 import psutil
 import pytest
 
+STEPS = 400
+"""So many steps take minutes, unless a test is over with what it does to the task: then they are quick."""
 
-def start_saving(airflow, device="h100", **conf):
+
+def start_saving(airflow, device="h100"):
     """Start a run of the DAG ``saving`` and wait for a checkpoint. Returns (run id, pid of its process)."""
-    run_id = airflow.trigger("saving", {"steps": 40, "nap": 0.2, "device": device, **conf})
+    run_id = airflow.trigger("saving", {"steps": STEPS, "nap": 0.2, "device": device})
     airflow.wait_until(lambda: index(airflow, "saving", "saving", run_id)["entries"], "a checkpoint")
     return run_id, task(airflow, "saving", run_id)["pid"]
 
@@ -33,13 +36,15 @@ def audit(airflow, dag_id):
 
 
 def is_over(airflow, dag_id, run_id):
+    (airflow.home / f"{run_id.replace(':', '')}.hurry").touch()
     assert airflow.wait_for_run(dag_id, run_id) == "success"
     ti = task(airflow, dag_id, run_id)
     return ti["try_number"], airflow.xcom(dag_id, run_id, ti["task_id"])
 
 
+@pytest.mark.main
 def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(airflow):
-    run_id, _ = start_saving(airflow, "h100:2", steps=100)
+    run_id, _ = start_saving(airflow, "h100:2")
     urgent = airflow.trigger("urgent")
     assert airflow.wait_for_run("urgent", urgent) == "success"
     saved = index(airflow, "saving", "saving", run_id)["entries"][-1]["step"]
@@ -48,7 +53,7 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
     assert result["first"] <= saved + 1
     log = airflow.log_text("saving", run_id, "saving")
     assert "Preempted: the task gets a notice to save and end" in log
-    assert f"Going on after step {result['first'] - 1} of 100" in log
+    assert f"Going on after step {result['first'] - 1} of {STEPS}" in log
     causes = [text for text in audit(airflow, "saving") if text.startswith("preempted: ")]
     assert causes
     for cause in causes:
@@ -58,12 +63,15 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
 
 def test_a_task_moves_off_a_device_that_is_drained(airflow):
     (worker,) = json.loads(airflow.run("hetero", "workers", "--json").stdout)
-    run_id, _ = start_saving(airflow, steps=150)
+    run_id, _ = start_saving(airflow)
     (lease,) = airflow.store().request_history("saving", run_id, "saving").leases
     here = lease.claims[0].device_id
     device = f"{worker['id']}/{here}"
     airflow.run("hetero", "drain", device, "--move", "--reason", "a new fan")
     try:
+        airflow.wait_until(
+            lambda: len(airflow.store().request_history("saving", run_id, "saving").leases) == 2, "another device"
+        )
         try_number, result = is_over(airflow, "saving", run_id)
     finally:
         airflow.run("hetero", "undrain", device)
@@ -83,14 +91,15 @@ def test_a_killed_task_goes_on_from_its_checkpoint_with_the_same_try(airflow):
 
 def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same_try(airflow):
     """When a node is drained, the kubelet sends SIGTERM to the first process of the pod."""
-    run_id, pid = start_saving(airflow, steps=60)
+    run_id, pid = start_saving(airflow)
     supervisor = psutil.Process(pid).ppid()
     os.kill(supervisor, signal.SIGTERM)
+    airflow.wait_until(lambda: not psutil.pid_exists(pid), "the task to save and end")
     try_number, result = is_over(airflow, "saving", run_id)
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     log = airflow.log_text("saving", run_id, "saving")
     assert "Its worker shuts down: the task gets a notice to save and end" in log
-    assert f"Going on after step {result['first'] - 1} of 60" in log
+    assert f"Going on after step {result['first'] - 1} of {STEPS}" in log
 
 
 def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_the_same_try(airflow):

@@ -58,7 +58,6 @@ def test_a_folder_takes_one_airflow_only(tmp_path):
         sleeper.wait()
 
 
-@pytest.mark.system
 def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is(demo):
     output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0, output
@@ -70,7 +69,6 @@ def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is(demo):
     assert processes_of_the_demo() == []
 
 
-@pytest.mark.system
 def test_an_interrupted_demo_leaves_no_process(demo):
     lines = ["begin"]
     while ": running" not in lines[-1]:

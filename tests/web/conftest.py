@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine
 
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from tests.api_server import ApiServer, Speaker
+from tests.store.conftest import empty, make_sqlite_engine
 
 
 @pytest.fixture(scope="session")
 def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    path = tmp_path_factory.mktemp("sqlite") / "store.db"
-    engine = create_engine(f"sqlite:///{path}")
-
-    @event.listens_for(engine, "connect")
-    def set_pragmas(connection, _record) -> None:
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA journal_mode=WAL")
-
+    engine = make_sqlite_engine(tmp_path_factory.mktemp("sqlite") / "store.db")
     tables.metadata.create_all(engine)
     yield engine
     engine.dispose()
@@ -30,10 +24,7 @@ def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture
 def engine(sqlite_engine: Engine) -> Engine:
     """An engine for a database with empty tables."""
-    with sqlite_engine.begin() as connection:
-        for table in reversed(tables.metadata.sorted_tables):
-            connection.execute(table.delete())
-        tables.insert_state(tables.state, connection)
+    empty(sqlite_engine)
     return sqlite_engine
 
 

@@ -25,8 +25,6 @@ from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.api_server import Speaker, make_app
 
-pytestmark = pytest.mark.system
-
 METRICS = "/metrics"
 METRICS_TOKEN = secrets.token_hex(16)
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
@@ -63,7 +61,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
     }
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
     made = LocalAirflow(home, dags, components=["api-server"], settings=settings)
-    made.run("db", "migrate")
+    home.mkdir(exist_ok=True)
+    made.migrate()
     add_teams(made.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
     with made:
         yield made

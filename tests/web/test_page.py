@@ -16,11 +16,7 @@ from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.web.page_airflow import CHROMIUM, DAG, SECONDS, browser, log_in, page_airflow, start_run
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)")
 
 HOSTILE = "<img src=x onerror=\"document.title='hit'\">"
 expect.set_options(timeout=60 * SECONDS)

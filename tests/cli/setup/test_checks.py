@@ -1,8 +1,12 @@
+"""What a check of the installation finds, and the trial of the checkpoint store on a real folder."""
+
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import make_url
 
+from hetero_airflow.checkpoints.filesystem import FilesystemStore
+from hetero_airflow.cli.setup import trials
 from hetero_airflow.cli.setup.checks import (
     Finding,
     check_checkpoints,
@@ -15,6 +19,7 @@ from hetero_airflow.cli.setup.checks import (
     check_settings,
 )
 from hetero_airflow.cli.setup.recommended_settings import Setting
+from hetero_airflow.errors import CheckpointStoreUnavailable
 from hetero_airflow.executor.recommended_settings import Recommendation
 from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
@@ -175,3 +180,27 @@ To do: 2 of 3."""
 
 def test_the_report_of_a_sound_installation(render):
     assert render(check_report([Finding("a", "1")])) == "ok     a: 1\nAll is well."
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", tmp_path.as_uri())
+    return tmp_path
+
+
+def test_nothing_is_left_of_a_trial(folder):
+    trials._save_and_read()
+    assert list(folder.rglob("*")) == []
+
+
+def test_nothing_is_left_of_a_trial_that_failed(folder, monkeypatch):
+    monkeypatch.setattr(FilesystemStore, "read", lambda self, key, **limits: None)
+    with pytest.raises(CheckpointStoreUnavailable, match="another content"):
+        trials._save_and_read()
+    assert list(folder.rglob("*")) == []
+
+
+def test_the_folder_of_another_trial_stays(folder):
+    (folder / "hetero_check" / "trial-1").mkdir(parents=True)
+    trials._save_and_read()
+    assert [path.name for path in folder.rglob("*")] == ["hetero_check", "trial-1"]

@@ -1,15 +1,19 @@
+"""``airflow hetero drain``, ``undrain`` and ``forget``."""
+
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.workers.devices import holds_here
 from hetero_airflow.cli.workers.drain import drain_report
+from hetero_airflow.cli.workers.enroll import enroll_worker
+from hetero_airflow.cli.workers.forget import forget_worker
 from hetero_airflow.cli.workers.undrain import undrain_report
 from hetero_airflow.cli.workers.workers import worker_report, workers_json
-from hetero_airflow.errors import HeteroError
+from hetero_airflow.errors import HeteroError, StoreError
 from hetero_airflow.executor.explanation.drains import MAX_REASON, Target, drain_hold, find_target, undrain_events
 from hetero_airflow.model.devices.health import DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
@@ -18,7 +22,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import HealthNoted, HoldPlaced, RequestSubmitted, WorkerSeen
+from hetero_airflow.store.store import HealthNoted, HoldPlaced, RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 LATER = EPOCH + timedelta(hours=1)
@@ -219,3 +223,39 @@ def test_the_holds_of_a_worker_are_read_if_the_database_answers(tmp_path):
     SqlStore(engine).record([HoldPlaced(SICK)], EPOCH)
     assert (holds_here(engine, "worker-a"), holds_here(engine, "worker-b")) == ((SICK,), ())
     engine.dispose()
+
+
+@pytest.fixture
+def database(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=NullPool)
+    tables.metadata.create_all(engine)
+    return SqlStore(engine)
+
+
+def test_a_lost_worker_is_forgotten(database, render):
+    database.record([WorkerSeen(a_worker()), WorkerLost("worker-a")], EPOCH)
+    with pytest.raises(StoreError, match="seen, or held a lease, after"):
+        list(forget_worker(database, "worker-a", EPOCH + timedelta(seconds=59)))
+    assert render(forget_worker(database, "worker-a", LATER)).splitlines() == [
+        "Worker worker-a is forgotten: its devices, holds, error records and key are deleted.",
+        "An agent of this name has to enrol again, with a secret from `airflow hetero enroll`.",
+    ]
+    assert database.snapshot().workers == ()
+    with pytest.raises(StoreError, match="found no such worker"):
+        list(forget_worker(database, "worker-a", LATER))
+
+
+def test_the_secret_of_a_worker_that_never_came_is_forgotten(database, render):
+    render(enroll_worker(database._engine, "node-7", EPOCH))
+    text = render(forget_worker(database, "node-7", LATER))
+    assert text.startswith("Worker node-7 is forgotten: the holds, error records and key of this name are deleted.")
+
+
+def test_an_online_worker_is_not_forgotten(database):
+    database.record([WorkerSeen(a_worker())], EPOCH)
+    with pytest.raises(StoreError) as caught:
+        list(forget_worker(database, "worker-a", LATER))
+    assert str(caught.value) == (
+        "hetero_airflow can't forget worker 'worker-a'; found that it is online. "
+        "Stop its agent, or the scheduler on it, and wait until the worker is lost."
+    )

@@ -81,7 +81,6 @@ def start_agent(airflow: LocalAirflow, name: str, secret: str = "", *arguments: 
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.system
 def test_an_agent_from_enrolment_to_revocation(airflow):
     engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
     store = SqlStore(engine)

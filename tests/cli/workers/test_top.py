@@ -75,21 +75,17 @@ def test_nothing_at_all_is_a_picture_too(render):
     assert "0 workers   0 devices: none" in render(top_report(TopFacts(Snapshot(0), {}, [], NOW)))
 
 
-@pytest.mark.system
 def test_a_pipe_gets_one_picture(installation):
     for arguments in ((), ("--once",)):
         done = installation.run("hetero", "top", *arguments)
         assert (done.returncode, "Waiting: 2" in done.stdout, "\x1b" in done.stdout) == (0, True, False), done.stderr
 
 
-@pytest.mark.system
 def test_what_is_given_with_watch_must_make_sense(installation):
-    done = installation.run("hetero", "explain", "dag", "run", "placed", "--watch", "--json")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "--json beside it" in done.stderr
+    text = installation.complaint("explain", "dag", "run", "placed", "--watch", "--json")
+    assert "--json beside it" in text
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [(("top",), b"Waiting: 2"), (("explain", "dag", "run", "placed", "--watch"), b"dag.placed")],
@@ -104,7 +100,7 @@ def test_a_terminal_gets_the_picture_until_q_and_is_restored(installation, argum
         assert shown in read_until(controller, shown)
         os.write(controller, b"q")
         assert b"\x1b[?1049l" in read_until(controller, b"\x1b[?1049l"), "the screen from before comes back"
-        assert process.wait(30) == 0
+        assert process.wait(600) == 0
     assert termios.tcgetattr(terminal) == before
     for end in (controller, terminal):
         os.close(end)

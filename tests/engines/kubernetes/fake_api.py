@@ -1,12 +1,15 @@
 """The part of an API server that the engine talks to, over real HTTP: lists in pages, watches, and its faults."""
 
 import copy
+import hashlib
 import itertools
 import json
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
@@ -364,13 +367,17 @@ def running_api(port=0):
     server.api = FakeApi()
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
+    host = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield server.api, f"http://127.0.0.1:{server.server_address[1]}"
+        yield server.api, host
     finally:
         server.is_over = True
         server.shutdown()
         server.server_close()
         thread.join()
+        # what the client of Kubernetes has noted about the server at this address
+        note = f"osrcp-{hashlib.md5(host.encode()).hexdigest()}.json"
+        Path(tempfile.gettempdir(), note).unlink(missing_ok=True)
 
 
 def connect(api):
@@ -403,15 +410,6 @@ def executor_options(host, folder):
         "POD_TEMPLATE_FILE": str(template), "WORKER_PODS_CREATION_BATCH_SIZE": "16",
     }  # fmt: skip
     return {f"AIRFLOW__KUBERNETES_EXECUTOR__{name}": value for name, value in options.items()}
-
-
-def eventually(holds, timeout_s=20.0):
-    """Wait for what threads do; fails if it does not come about."""
-    end = time.monotonic() + timeout_s
-    while not (result := holds()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.01)
-    return result
 
 
 def a_node(name="gpu-1", gpus=2, ready="True", **spec):

@@ -4,7 +4,7 @@ from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCa
 from hetero_airflow.engines.kubernetes.adapter import UNSCHEDULABLE_TIMEOUT_S, ClusterAdapter
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
-from hetero_airflow.engines.kubernetes.unseen_pods import ASK_AFTER_S
+from hetero_airflow.engines.kubernetes.unseen_pods import ASK_AFTER_S, UnseenPods
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod
 from hetero_airflow.testing import a_lease
 
@@ -80,6 +80,11 @@ class Bench:
 
     def drop(self):
         self.cluster.deleted.add(self.cluster.there.pop(LEASE.id))
+
+    def delete_marked_pods(self):
+        """Those that were deleted so far, with their grace times."""
+        self.adapter.delete_marked_pods()
+        return self.deleter.ended_pods
 
     def termination_cause(self):
         return self.adapter.status(LEASE.id).termination_cause
@@ -170,11 +175,9 @@ def test_a_pod_that_appears_after_its_lease_has_ended_is_deleted(bench):
     bench.hand_over()
     bench.adapter.end_lease(LEASE.id)
     bench.put()
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [], "our watch may be late"
+    assert bench.delete_marked_pods() == [], "our watch may be late"
     bench.now = 60
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [("p", None)]
+    assert bench.delete_marked_pods() == [("p", None)]
 
 
 def test_the_liveness_of_a_dead_schedulers_queued_task_is_unknown(bench):
@@ -188,9 +191,8 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for_and_its_pod_ends_when_it_c
     bench.put()
     bench.cluster.lost.add("gpu-1")
     assert bench.look() is Liveness.GONE
-    for _ in range(2):
-        bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [("p", None)] * 2
+    assert bench.delete_marked_pods() == [("p", None)]
+    assert bench.delete_marked_pods() == [("p", None)] * 2
     bench.drop()
     bench.adapter.delete_marked_pods()
     assert len(bench.deleter.ended_pods) == 2
@@ -217,8 +219,7 @@ def test_a_waiting_pod_can_be_withdrawn_and_a_running_one_can_not(bench):
     assert not bench.adapter.withdraw("k", LEASE.id)
     bench.put(PodCause.IMAGE)
     assert bench.adapter.withdraw("k", LEASE.id)
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [("p", None)]
+    assert bench.delete_marked_pods() == [("p", None)]
     assert bench.look("scheduled") is Liveness.ALIVE, "until it is gone"
     bench.drop()
     assert bench.look("scheduled") is Liveness.GONE
@@ -239,12 +240,10 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
         assert bench.look("queued") is Liveness.ALIVE
     bench.now = 55 + UNSCHEDULABLE_TIMEOUT_S - 1
     bench.look("queued")
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == []
+    assert bench.delete_marked_pods() == []
     bench.now += 1
     bench.look("queued")
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [("p", None)]
+    assert bench.delete_marked_pods() == [("p", None)]
     assert "has been unschedulable" in caplog.text
 
 
@@ -256,12 +255,10 @@ def test_a_pod_that_is_too_late_for_its_token_is_created_again(bench, caplog):
     bench.put(PodCause.RUNNING)
     bench.now = 10_000
     bench.look()
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == []
+    assert bench.delete_marked_pods() == []
     bench.put(PodCause.STARTING)
     assert bench.look("queued") is Liveness.ALIVE
-    bench.adapter.delete_marked_pods()
-    assert bench.deleter.ended_pods == [("p", None)]
+    assert bench.delete_marked_pods() == [("p", None)]
     assert "has not started within 420 s" in caplog.text
 
 
@@ -294,3 +291,11 @@ def test_a_pod_that_the_kernel_killed_for_memory_tells_how_much_it_might_use_als
 def test_the_memory_of_a_container_beside_the_tasks_own_is_not_the_tasks_matter(bench, exit_code):
     bench.put(PodCause.OOM_KILLED, exit_code, is_over=True, memory_bytes=2**30)
     assert bench.termination_cause() is None
+
+
+def test_a_pod_that_was_made_is_not_absent():
+    unseen = UnseenPods(None, None, now=lambda: 0.0)
+    unseen.note_refused("l")
+    assert unseen.is_absent("l", 0.0)
+    unseen.note_made("l")
+    assert not unseen.is_absent("l", 0.0)

@@ -9,7 +9,8 @@ from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
 from hetero_airflow.engines.kubernetes.watch.leased_pods import read_pod
-from tests.engines.kubernetes.fake_api import a_pod, connect, eventually
+from tests.engines.kubernetes.fake_api import a_pod, connect
+from tests.waiting import eventually
 
 
 @pytest.fixture

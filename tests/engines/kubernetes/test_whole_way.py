@@ -20,14 +20,15 @@ from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApi
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.leases import lease_keeper, recovery
+from hetero_airflow.executor.leases import lease_keeper
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.testing import a_signer
-from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, eventually, executor_options, running_api
-from tests.executor.conftest import StandInTasks
+from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, executor_options, running_api
+from tests.executor.conftest import StandInTasks, recorded_failures
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -167,16 +168,7 @@ def test_a_node_that_is_lost_frees_what_it_had(bench):
 @pytest.fixture
 def failures(monkeypatch):
     """Key → the failures on record, in place of Airflow's task state store."""
-    failures_by_key = {}
-    monkeypatch.setattr(
-        recovery,
-        "read_states",
-        lambda keys, name: {key: json.dumps(failures_by_key[key]) for key in keys if key in failures_by_key},
-    )
-    monkeypatch.setattr(
-        recovery, "write_state", lambda key, name, text: failures_by_key.__setitem__(key, json.loads(text))
-    )
-    return failures_by_key
+    return recorded_failures(monkeypatch)
 
 
 @pytest.mark.parametrize("quota_in", ["the request", "the template"])

@@ -105,14 +105,14 @@ def test_it_asks_in_a_thread_until_it_is_closed():
 
     def find_problem():
         asked.set()
-        go_on.wait(30)
+        go_on.wait(600)
 
     watch = ExecutionApiWatch(find_problem, FakeClock())
     watch.start()
-    assert asked.wait(30)
+    assert asked.wait(600)
     assert watch.placement_obstacle() is not None, "an answer is not waited for"
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "execution-api-watch"]
     watch.close()
     go_on.set()
-    thread.join(30)
+    thread.join(600)
     assert not thread.is_alive()

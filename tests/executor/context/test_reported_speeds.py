@@ -33,15 +33,12 @@ def reports(monkeypatch):
 
 @pytest.fixture
 def running(bench):
-    request_id = bench.hold("train")
-    bench.beat()
-    bench.run(request_id)
+    request_id = bench.start("train")
     return bench, bench.lease(request_id)
 
 
 def wait(bench, seconds):
-    for _ in range(round(seconds / 5)):
-        bench.beat(5.0)
+    bench.beat(5.0, times=round(seconds / 5))
 
 
 def report(bench, lease, steps_per_s=2.0, seconds=60.0, total=None, **changes) -> str:

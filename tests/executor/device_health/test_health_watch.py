@@ -25,23 +25,9 @@ from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+from tests.agent.test_error_watch import Xids
 
 KEY = ("worker-a", "GPU-0")
-
-
-class Xids:
-    """What XidWatch is to the watch."""
-
-    def __init__(self):
-        self.new_events, self.polls, self.is_closed = [], 0, False
-
-    def poll(self):
-        self.polls += 1
-        events, self.new_events = self.new_events, []
-        return events
-
-    def close(self):
-        self.is_closed = True
 
 
 class CountingStore(MemoryStore):
@@ -82,8 +68,9 @@ class Host:
         self.xids.new_events += [XidEvent(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
         self.step()
 
-    def step(self, seconds=0.0):
-        self.watch.step(self.clock.advance(seconds))
+    def step(self, seconds=0.0, times=1):
+        for _ in range(times):
+            self.watch.step(self.clock.advance(seconds))
 
     def start_burn_in(self, seconds=20):
         """Step until the burn-in that runs has ended."""
@@ -92,6 +79,12 @@ class Host:
         while self.here._runs is not None and time.monotonic() < end:
             self.step()
             time.sleep(0.01)
+
+    def fail_and_burn_in(self, uuid="GPU-0"):
+        """The device falls off the bus, and is tested after its time."""
+        self.add_xids(79, uuid=uuid)
+        self.step(60)
+        self.start_burn_in()
 
     @property
     def states(self):
@@ -251,8 +244,7 @@ def test_a_device_of_another_host_is_not_trusted_while_its_probe_finds_it_sick(h
     sick = a_device("GPU-0", leasable=False, problem="asks to be reset", details={SICK_KEY: True})
     host.store.record([WorkerSeen(a_worker("worker-b", (sick,), engine="celery"))], EPOCH)
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
-    for _ in range(3):
-        host.step(60)
+    host.step(60, times=3)
     assert host.states == {"GPU-0": HealthState.PROBATION}
     host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], host.clock.now())
     host.step(5)
@@ -270,8 +262,7 @@ def test_a_device_of_another_host_is_not_trusted_while_a_task_is_on_it(host, is_
     plan = Plan((a_place("r1", "worker-b", **{devices[-1].id: 1000}),))
     (lease,) = host.store.commit(plan, EPOCH, EPOCH).leases
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
-    for _ in range(3):
-        host.step(60)
+    host.step(60, times=3)
     assert host.states == {"GPU-0": HealthState.PROBATION}
     move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
     host.step(5)
@@ -282,8 +273,7 @@ def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
     burn_in(PASSED)
     other_host = Host(store=host.store, worker_id="worker-b")
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
-    for _ in range(3):
-        host.step(60)
+    host.step(60, times=3)
     assert (host.states, host.here._runs) == ({"GPU-0": HealthState.PROBATION}, None)
     other_host.step(180)
     other_host.start_burn_in()
@@ -315,8 +305,7 @@ def test_while_a_device_of_another_host_is_out_the_store_is_asked_when_something
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
     host.step()
     CountingStore.calls = 0
-    for _ in range(11):
-        host.step(5)
+    host.step(5, times=11)
     assert CountingStore.calls == 0
 
 
@@ -337,9 +326,7 @@ def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
 
 def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
     burn_in(FAILED)
-    host.add_xids(79)
-    host.step(60)
-    host.start_burn_in()
+    host.fail_and_burn_in()
     health = host.store.health()[KEY]
     assert (health.strikes, health.cause) == (2, "burn-in: a product is wrong")
     assert health.until - health.since == timedelta(minutes=5)
@@ -355,17 +342,13 @@ def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
 def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, code, cause):
     burn_in("", code)
     monkeypatch.setattr(burn_in_runs, "LIMIT_S", 0.2 if "sleep" in code else 20.0)
-    host.add_xids(79)
-    host.step(60)
-    host.start_burn_in()
+    host.fail_and_burn_in()
     assert cause in host.store.health()[KEY].cause
 
 
 def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_says_so(host, burn_in, caplog):
     burn_in(BurnInResult(outcome=BurnInOutcome.UNTESTED, device="cuda:0", found="no torch"))
-    host.add_xids(79)
-    host.step(60)
-    host.start_burn_in()
+    host.fail_and_burn_in()
     assert host.held_devices == []
     assert "trusted without a burn-in: no torch" in caplog.text
 
@@ -388,9 +371,7 @@ def test_the_process_sees_the_device_alone(host, burn_in):
         'print(\'{{"outcome": "failed", "device": "", "found": "\' + found + \'"}}\')'
     )
     burn_in("", code)
-    host.add_xids(79, uuid="GPU-1")
-    host.step(60)
-    host.start_burn_in()
+    host.fail_and_burn_in("GPU-1")
     assert host.store.health()["worker-a", "GPU-1"].cause == "burn-in: GPU-1 cuda:0"
 
 
@@ -435,9 +416,7 @@ def test_each_instance_of_a_gpu_in_mig_mode_is_tested(burn_in, tmp_path):
         'print(\'{{"outcome": "passed", "device": "cuda:0"}}\')'
     )
     burn_in("", code)
-    host.add_xids(79)
-    host.step(60)
-    host.start_burn_in()
+    host.fail_and_burn_in()
     assert (log.read_text(), host.held_devices) == ("MIG-0 MIG-1 ", [])
 
 
@@ -469,8 +448,7 @@ def test_while_nothing_happens_the_store_is_not_asked():
     host = Host(store=CountingStore())
     host.step()
     CountingStore.calls = 0
-    for _ in range(100):
-        host.step(5)
+    host.step(5, times=100)
     host.add_xids(45, 31, 13)
     assert CountingStore.calls == 0
 
@@ -494,4 +472,4 @@ def test_closing_ends_what_runs(host, burn_in):
     host.step()
     process = host.here._runs._process
     host.watch.close()
-    assert (process.wait(10), host.xids.is_closed) == (-9, True)
+    assert (process.wait(600), host.xids.is_closed) == (-9, True)

@@ -15,7 +15,7 @@ from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 
 def stepped(host, store, until):
-    give_up_at = time.monotonic() + 30
+    give_up_at = time.monotonic() + 600
     while not until() and time.monotonic() < give_up_at:
         host.step(EPOCH)
         time.sleep(0.01)

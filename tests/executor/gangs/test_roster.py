@@ -74,8 +74,7 @@ def reason(bench, id_):
 
 def test_no_rank_starts_before_all_are_queued_and_explain_counts_them(bench, gang):
     gang.queue(0)
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert (bench.started, waits(bench)) == ([], {gang.ids[0]: f"{GANG} #1"})
     assert reason(bench, gang.ids[0])["found"] == "1 of 2 queued"
     gang.queue(1)
@@ -151,8 +150,7 @@ def test_members_that_wait_for_a_failed_rank_fail_with_a_remedy(bench, gang, sta
     gang.queue(0)
     gang.ids[1] = "00000000-0000-0000-0000-000000000001"
     gang.set(1, state)
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     ((key, outcome, text),) = bench.reports
     assert (key, outcome) == ("rank-0", "failed")
     assert text == (f"Gang of 2: rank 1 is {state}, and does not run again by itself. Clear all 2 ranks together.")
@@ -166,8 +164,7 @@ def test_members_wait_for_a_rank_that_will_come_and_their_logs_name_it_once(benc
     gang.queue(0)
     gang.ids[1] = "00000000-0000-0000-0000-000000000001"
     gang.set(1, state)
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert (bench.reports, bench.started) == ([], [])
     (text,) = logged
     assert text.startswith(f"Waiting for its gang: rank 1 is {state or 'not queued'}")
@@ -177,8 +174,7 @@ def test_members_wait_for_a_rank_that_will_come_and_their_logs_name_it_once(benc
 def test_a_task_with_too_few_instances_for_its_gang_fails(bench, gang):
     del bench.tasks.gangs[GANG][1]
     gang.queue(0)
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert bench.reports[0][1] == "failed"
     assert "the task has 1 instances from 0 on" in bench.reports[0][2]
 
@@ -206,8 +202,7 @@ def test_two_gangs_of_one_task_do_not_mix(bench):
 
 
 def two_schedulers(make_bench):
-    first = make_bench()
-    first.store.record([WorkerSeen(a_worker())], EPOCH)
+    first = make_bench(worker=a_worker())
     second = make_bench(first.store)
     second.tasks.rows, second.tasks.gangs = first.tasks.rows, first.tasks.gangs
     first.tasks.gangs[GANG] = dict.fromkeys((0, 1), "queued")
@@ -275,8 +270,7 @@ class ElasticGang:
         """The ids of all three; the first two run."""
         self.occupy_one()
         ids = list(self.queue(0, 1, 2))
-        for _ in range(17):
-            self.bench.beat(2)
+        self.bench.beat(2, times=17)
         for rank in (0, 1):
             self.bench.run(ids[rank], 100 + rank)
             self.bench.tasks.gangs[self.name][rank] = "running"
@@ -290,11 +284,9 @@ def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench,
     gang = ElasticGang(bench, 3)
     gang.occupy_one()
     list(gang.queue(0, 1, 2))
-    for _ in range(14):
-        bench.beat(2)
+    bench.beat(2, times=14)
     assert (bench.started, set(waits(bench).values())) == (["other"], {f"{gang.name} #1"})
-    for _ in range(3):
-        bench.beat(2)
+    bench.beat(2, times=3)
     assert (bench.started, list(bench.dispatcher.queue.tasks), waits(bench)) == (
         ["other", "rank-0", "rank-1"],
         ["rank-2"],
@@ -310,8 +302,7 @@ def test_no_gang_starts_without_a_rank_that_is_not_queued_yet(make_bench):
     bench = make_bench()
     gang = ElasticGang(bench, 3)
     list(gang.queue(0, 1))
-    for _ in range(40):
-        bench.beat(2)
+    bench.beat(2, times=40)
     assert bench.started == []
 
 
@@ -336,14 +327,12 @@ def test_a_rank_that_was_left_out_is_included_when_the_gang_is_placed_again(make
         gang.end(rank, ids[rank], "up_for_reschedule")
     bench.beat(1)
     list(gang.queue(0, 1))
-    for _ in range(3):
-        bench.beat(2)
+    bench.beat(2, times=3)
     assert set(waits(bench).values()) == {f"{gang.name} #1"}
     assert len(waits(bench)) == 3
     bench.keeper.end("other", "the task ended")
     bench.engine.alive.clear()
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert bench.started[3:] == ["rank-0", "rank-1", "rank-2"]
 
 
@@ -351,8 +340,7 @@ def test_an_elastic_gang_for_which_there_is_never_room_comes_down_at_once(make_b
     bench = make_bench()
     gang = ElasticGang(bench, 2)
     list(gang.queue(0, 1, 2))
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert (bench.started, bench.reports) == (["rank-0", "rank-1"], [])
 
 
@@ -360,7 +348,6 @@ def test_a_gang_for_which_there_is_never_room_even_with_the_least_fails(make_ben
     bench = make_bench()
     gang = ElasticGang(bench, 1)
     list(gang.queue(0, 1, 2))
-    bench.beat(2)
-    bench.beat(2)
+    bench.beat(2, times=2)
     assert {state for _, state, _ in bench.reports} == {"failed"}
     assert bench.started == []

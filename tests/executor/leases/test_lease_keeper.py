@@ -11,9 +11,7 @@ from hetero_airflow.testing import a_worker, move_lease
 
 
 def start(bench, name="a", device="gpu:2"):
-    id_ = bench.hold(name, device)
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start(name, device)
     return id_, bench.lease(id_)
 
 
@@ -25,8 +23,7 @@ def test_the_processes_of_many_ended_tasks_are_one_line_of_log(bench, caplog):
     leases = [start(bench, name, "gpu")[1].id for name in "ab"]
     for name in "ab":
         bench.keeper.end(name, "the task ended")
-    for _ in range(3):
-        bench.beat(1)
+    bench.beat(1, times=3)
     (line,) = [record.getMessage() for record in caplog.records if "processes still run" in record.getMessage()]
     assert line.startswith("The tasks of 2 leases are over, but their processes still run.")
     assert all(f"{lease_id} (the task ended)" in line for lease_id in leases)
@@ -50,8 +47,7 @@ def test_a_lease_is_freed_only_when_its_processes_are_gone(bench, caplog):
 def test_leases_of_what_runs_and_of_what_ends_slowly_are_renewed(bench):
     start(bench)
     bench.keeper.end("a", "the task ended")
-    for _ in range(20):
-        bench.beat(15)
+    bench.beat(15, times=20)
     assert states(bench) == [LeaseState.ACTIVE]
 
 
@@ -59,8 +55,7 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
     start(bench)
     bench.beat(5)
     bench.engine.alive.clear()
-    bench.beat(5)
-    bench.beat(5)
+    bench.beat(5, times=2)
     assert bench.reports == []
     bench.beat(5)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
@@ -72,8 +67,7 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
 def test_what_a_cluster_took_is_lost_at_once_and_the_cause_is_its_word(bench):
     _, lease = start(bench)
     bench.on_a_cluster({lease.id: TerminationCause()}, {lease.id: "pod default/a (evicted): low on memory"})
-    for _ in range(2):
-        bench.beat(5)
+    bench.beat(5, times=2)
     assert bench.store.request_history("dag", "run", "a").cause == "pod default/a (evicted): low on memory"
 
 
@@ -91,8 +85,7 @@ def test_what_was_killed_for_memory_before_airflow_heard_of_it_is_lost_and_not_j
     bench.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
     lease = bench.lease(id_)
     bench.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
-    for _ in range(2):
-        bench.beat(5)
+    bench.beat(5, times=2)
     assert (lost, bench.started, bench.reports) == ([lease.id], ["a"], [])
 
 
@@ -100,23 +93,20 @@ def test_what_was_taken_before_it_began_is_tried_again(bench):
     id_ = bench.hold("a")
     bench.beat()
     bench.on_a_cluster({bench.lease(id_).id: TerminationCause()})
-    for _ in range(2):
-        bench.beat(5)
+    bench.beat(5, times=2)
     assert (bench.started, bench.reports) == (["a", "a"], [])
 
 
 def test_a_task_that_the_engine_still_has_in_hand_is_not_lost(bench):
     bench.engine.in_hand = {bench.hold("a")}
-    for _ in range(10):
-        bench.beat(5)
+    bench.beat(5, times=10)
     assert bench.reports == []
     assert states(bench) == [LeaseState.ACTIVE]
 
 
 def test_a_task_that_the_engine_lost_before_it_began_is_held_again_with_the_same_try(bench):
     bench.hold("a")
-    for _ in range(4):
-        bench.beat(5)
+    bench.beat(5, times=4)
     assert (bench.started, bench.reports) == (["a", "a"], [])
     assert sorted(states(bench)) == [LeaseState.EVICTED, LeaseState.GRANTED]
 
@@ -126,8 +116,7 @@ def test_a_task_that_did_not_begin_on_one_worker_is_tried_on_another(bench):
     bench.engine.reaches = lambda worker: True
     bench.store.record([WorkerSeen(a_worker("worker-b", a_worker().devices, host="b"))], bench.clock.now())
     bench.hold("a")
-    for _ in range(4):
-        bench.beat(5)
+    bench.beat(5, times=4)
     workers = {lease.state: lease.worker_id for lease in bench.store.request_history("dag", "run", "a").leases}
     assert workers == {LeaseState.EVICTED: "worker-a", LeaseState.GRANTED: "worker-b"}
 
@@ -138,32 +127,27 @@ def test_a_task_that_airflow_queued_anew_blames_no_worker_though_the_engine_neve
     id_, _ = start(bench)
     bench.engine.alive.clear()
     bench.hold("a")
-    for _ in range(4):
-        bench.beat(5)
+    bench.beat(5, times=4)
     (request,) = bench.store.snapshot().holders.values()
     assert (request.id, [alternative.labels for alternative in request.request.alternatives]) == (id_, [{}])
 
 
-def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench):
+TO_BE_QUEUED_ANEW = ["scheduled", "up_for_retry", "up_for_reschedule", "deferred", "awaiting_input"]
+"""No end is reported: Airflow would take it for the end of the run that is to come, and fail the task."""
+
+
+@pytest.mark.parametrize(
+    ("state", "reports"),
+    [("success", [("a", "success", None)]), *((state, []) for state in TO_BE_QUEUED_ANEW)],
+    ids=["success", *TO_BE_QUEUED_ANEW],
+)
+def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench, state, reports):
     """Its supervisor was killed between the task's end and its report."""
     id_, _ = start(bench)
     bench.engine.alive.clear()
-    bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
-    for _ in range(4):
-        bench.beat(5)
-    assert bench.reports == [("a", "success", None)]
-    assert states(bench) == [LeaseState.RELEASED]
-
-
-@pytest.mark.parametrize("state", ["scheduled", "up_for_retry", "up_for_reschedule", "deferred", "awaiting_input"])
-def test_of_a_task_that_is_to_be_queued_anew_no_end_is_reported(bench, state):
-    """Airflow would take it for the end of the run that is to come, and fail the task."""
-    id_, _ = start(bench)
-    bench.engine.alive.clear()
     bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
-    for _ in range(4):
-        bench.beat(5)
-    assert (bench.reports, bench.keeper.running) == ([], {})
+    bench.beat(5, times=4)
+    assert (bench.reports, bench.keeper.running) == (reports, {})
     assert states(bench) == [LeaseState.RELEASED]
 
 
@@ -180,8 +164,7 @@ def test_a_task_on_another_host_is_not_judged_from_here(bench):
     id_, _ = start(bench)
     bench.engine.alive.clear()
     bench.tasks.rows[id_] = TaskProcess("running", 100, "elsewhere", bench.clock.now())
-    for _ in range(10):
-        bench.beat(5)
+    bench.beat(5, times=10)
     assert bench.reports == []
 
 
@@ -211,8 +194,7 @@ def test_a_lease_whose_task_waits_again_is_not_taken_for_one_that_may_start(benc
 def test_a_task_whose_agent_alone_is_silent_keeps_its_devices(bench):
     _, lease = start(bench)
     bench.store.record([WorkerLost(lease.worker_id)], bench.clock.now())
-    for _ in range(10):
-        bench.beat(5)
+    bench.beat(5, times=10)
     assert (bench.reports, states(bench)) == ([], [LeaseState.ACTIVE])
 
 
@@ -225,8 +207,7 @@ def test_an_adopted_task_that_ends_is_reported_since_no_engine_will(make_bench, 
     heir.beat(5)
     heir.engine.alive.clear()
     heir.tasks.rows[id_] = TaskProcess("success", 100, "here", heir.clock.now())
-    for _ in range(4):
-        heir.beat(5)
+    heir.beat(5, times=4)
     assert heir.reports == [("a", "success", None)]
     assert states(heir) == [LeaseState.RELEASED]
 
@@ -238,8 +219,7 @@ def test_a_cleared_task_is_over_for_its_old_try(make_bench, bench):
     heir.keeper.begin("a", lease)
     heir.engine.alive = {lease.id: [100]}
     heir.tasks.rows[id_] = TaskProcess(None, 100, "here", heir.clock.now())
-    for _ in range(4):
-        heir.beat(5)
+    heir.beat(5, times=4)
     assert heir.reports == [("a", "success", None)]
     assert states(heir)[0] is LeaseState.ACTIVE
     heir.engine.alive.clear()
@@ -284,8 +264,7 @@ def test_a_task_whose_lease_was_taken_back_is_stopped(bench):
 def test_how_a_task_ended_is_airflows_word_not_the_engines(bench, state, end):
     id_, _ = start(bench)
     bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
-    bench.engine.alive.clear()
-    bench.keeper.end("a", "the task ended")
+    bench.finish("a")
     bench.beat(7)
     assert [(run.task, run.held_s, run.end) for run in bench.store.runs()] == [(("dag", "a"), 7.0, end)]
     has_failed = state in ("failed", "up_for_retry")
@@ -296,8 +275,7 @@ def test_how_a_task_ended_is_airflows_word_not_the_engines(bench, state, end):
 def test_a_lost_task_is_a_lost_run(bench):
     start(bench)
     bench.engine.alive.clear()
-    for _ in range(5):
-        bench.beat(5)
+    bench.beat(5, times=5)
     assert [run.end for run in bench.store.runs()] == [RunEnd.LOST]
 
 

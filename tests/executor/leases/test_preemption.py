@@ -24,9 +24,7 @@ def written(monkeypatch):
 
 def preempted(bench, written):
     """A low task on both devices that runs for long, and an urgent one that has just come."""
-    low = bench.hold("low", "gpu:2", priority="low")
-    bench.beat()
-    bench.run(low)
+    low = bench.start("low", "gpu:2", priority="low")
     bench.beat(400)
     bench.hold("urgent", "gpu:2", priority="urgent")
     bench.beat(1)
@@ -48,8 +46,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
 
     # it saves and ends; Airflow puts it back into the queue, with the same try
     bench.tasks.rows[low] = TaskProcess("up_for_reschedule")
-    bench.engine.alive.clear()
-    bench.keeper.end("low", "the task ended")
+    bench.finish("low")
     bench.beat(1)
     assert bench.started == ["low", "urgent"]
     since = bench.clock.now()
@@ -62,9 +59,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
 
 
 def test_where_nothing_is_to_be_saved_the_time_is_up_at_once(bench, written):
-    id_ = bench.hold("a")
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start("a")
     now = bench.clock.now()
     bench.dispatcher._preemptions.notify(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
     assert LeaseNotice.model_validate_json(written["a", PREEMPT]).notice.by == now
@@ -73,19 +68,16 @@ def test_where_nothing_is_to_be_saved_the_time_is_up_at_once(bench, written):
 def test_one_notice_is_enough(bench, written):
     preempted(bench, written)
     written.clear()
-    for _ in range(5):
-        bench.beat(3)
+    bench.beat(3, times=5)
     assert written == {}
     assert len(bench.notes) == 1
 
 
 def test_a_task_that_does_not_end_is_rescheduled_by_force_after_its_grace_time(bench, written):
     low = preempted(bench, written)
-    for _ in range(6):
-        bench.beat(10)
+    bench.beat(10, times=6)
     assert bench.tasks.sent_back == []
-    for _ in range(3):
-        bench.beat(5)
+    bench.beat(5, times=3)
     assert bench.tasks.sent_back == [low]
     assert state(bench, low) == LeaseState.PREEMPTED  # its devices are free when its process is gone, not before
 
@@ -97,15 +89,12 @@ def test_a_state_store_that_is_out_of_order_stops_nobody_but_the_task_in_the_end
     monkeypatch.setattr(preemption, "write_state", broken)
     low = preempted(bench, written)
     assert "could not be told" in caplog.text
-    for _ in range(8):
-        bench.beat(10)
+    bench.beat(10, times=8)
     assert bench.tasks.sent_back == [low]
 
 
 def test_a_checkpoint_is_reported_to_the_store_once(bench, written):
-    low = bench.hold("low", "gpu:2", priority="low")
-    bench.beat()
-    bench.run(low)
+    low = bench.start("low", "gpu:2", priority="low")
     bench.beat(1)
     lease = bench.lease(low)
     at = bench.clock.now()
@@ -123,9 +112,7 @@ def test_a_checkpoint_is_reported_to_the_store_once(bench, written):
 
 
 def test_progress_of_an_earlier_lease_and_nonsense_are_passed_over(bench, written):
-    low = bench.hold("low", "gpu:2", priority="low")
-    bench.beat()
-    bench.run(low)
+    low = bench.start("low", "gpu:2", priority="low")
     at = bench.clock.now()
     old = LeaseProgress(lease_id="lease-0", progress=Progress(step=3, at=at, saved_step=3, saved_at=at), reported_at=at)
     bench.hold("other", "gpu:2")

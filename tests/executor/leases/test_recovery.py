@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from hetero_airflow.contract.envelope import read_lease
-from hetero_airflow.contract.placement_check import read_answer
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.engines.engine import TerminationCause
-from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases import preemption, recovery
 from hetero_airflow.executor.leases.lease_keeper import LeaseFreed
 from hetero_airflow.model.hold import Hold, HoldKind
@@ -19,33 +17,21 @@ from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.recovery.rules import parse_rules
 from hetero_airflow.store.store import HoldLifted, HoldPlaced, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker, move_lease
-from tests.executor.conftest import Key
+from tests.executor.conftest import Key, recorded_failures
 
 
 @pytest.fixture
 def states(monkeypatch):
     """Key → the failures on record, in place of Airflow's task state store."""
-    states_by_key = {}
-    monkeypatch.setattr(
-        recovery,
-        "read_states",
-        lambda keys, name: {key: json.dumps(states_by_key[key]) for key in keys if key in states_by_key},
-    )
-    monkeypatch.setattr(
-        recovery, "write_state", lambda key, name, text: states_by_key.__setitem__(key, json.loads(text))
-    )
-    return states_by_key
+    return recorded_failures(monkeypatch)
 
 
 def lose(bench, name="a", device="gpu"):
     """A task that ran, and whose process and supervisor are gone since longer than the supervisor takes to tell."""
-    id_ = bench.hold(name, device)
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start(name, device)
     bench.beat(1)
     bench.engine.alive.clear()
-    for _ in range(4):
-        bench.beat(5)
+    bench.beat(5, times=4)
     return id_
 
 
@@ -61,9 +47,7 @@ def test_a_lost_task_is_sent_back_with_the_same_try_and_its_loss_is_on_record(be
 
 def test_a_task_whose_lease_a_cycle_took_back_first_is_sent_back_too(bench, states):
     """Of a scheduler that died with its tasks: the next one's cycle finds the lease expired and the process gone."""
-    id_ = bench.hold("a")
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start("a")
     bench.beat(1)
     bench.engine.alive.clear()
     lease = bench.lease(id_)
@@ -95,15 +79,12 @@ GIB = 2**30
 
 def kill(bench, name="a", memory_bytes=4 * GIB):
     """A task whose pod the kernel has killed for want of memory, its supervisor with it; its id and lease."""
-    id_ = bench.hold(name)
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start(name)
     bench.beat(1)
     lease = bench.lease(id_)
     loss = TerminationCause(is_out_of_memory=True, host_memory_bytes=memory_bytes)
     bench.on_a_cluster({lease.id: loss}, {lease.id: "pod default/a (oom killed)"})
-    for _ in range(2):
-        bench.beat(5)
+    bench.beat(5, times=2)
     return id_, lease
 
 
@@ -148,8 +129,7 @@ def test_a_loss_that_was_on_record_when_its_scheduler_died_counts_once(bench, st
     id_, lease = kill(bench)
     record = list(states["a"])
     bench.keeper.begin(Key("a"), lease)  # the next scheduler adopts it before it was sent back
-    for _ in range(2):
-        bench.beat(5)
+    bench.beat(5, times=2)
     assert (states["a"], bench.tasks.sent_back) == (record, [id_, id_])
 
 
@@ -188,9 +168,7 @@ def test_a_task_that_never_ran_before_costs_no_look_into_the_state_store(bench, 
 def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, states):
     reported = []
     bench.dispatcher._health.report = lambda failure, task: reported.append((failure.failure_class, task))
-    id_ = bench.hold("a")
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start("a")
     lease = bench.lease(id_)
     (key,) = bench.keeper.running
     states[key] = [failure(failure_class="hardware", token=lease.token)]
@@ -202,9 +180,7 @@ def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, stat
 @pytest.mark.parametrize("engine", ["local", "celery"])
 def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, states, engine):
     bench.store.record([WorkerSeen(a_worker(engine=engine))], bench.clock.now())
-    id_ = bench.hold("a")
-    bench.beat()
-    bench.run(id_)
+    id_ = bench.start("a")
     lease = bench.lease(id_)
     (key,) = bench.keeper.running
     device_id = lease.claims[0].device_id
@@ -231,14 +207,11 @@ def listening(bench):
 
 @pytest.mark.parametrize(("xid", "failure_class"), [(79, "hardware"), (45, "lost_worker")])
 def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, states, xid, failure_class):
-    id_ = listening.hold("a")
-    listening.beat()
-    listening.run(id_)
+    id_ = listening.start("a")
     listening.beat(1)
     listening.engine.alive.clear()
     hear_xid(listening, xid)
-    for _ in range(4):
-        listening.beat(5)
+    listening.beat(5, times=4)
     (record,) = states["a"]
     assert (listening.tasks.sent_back, record["failure_class"]) == ([id_], failure_class)
     assert ("had a hardware error" in listening.notes[-1][1]) == (failure_class == "hardware"), "when it was decided"
@@ -257,9 +230,7 @@ def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, s
 def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_hardwares(
     listening, states, before, device_id, after
 ):
-    id_ = listening.hold("a")
-    listening.beat()
-    listening.run(id_)
+    id_ = listening.start("a")
     lease = listening.lease(id_)
     (key,) = listening.keeper.running
     assert [claim.device_id for claim in lease.claims] == ["GPU-0"]
@@ -281,9 +252,7 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
     listening.beat()
     listening.beat(60)
     listening.store.record([HoldLifted("worker-a", "GPU-0", HoldKind.QUARANTINED)], listening.clock.now())
-    id_ = listening.hold("a")
-    listening.beat()
-    listening.run(id_)
+    id_ = listening.start("a")
     (key,) = listening.keeper.running
     states[key] = [failure(token=listening.lease(id_).token, failure_class="unknown", device_ids=("GPU-0",))]
     listening.dispatcher.lease_events.take_freed(LeaseFreed(key, listening.lease(id_), None), listening.clock.now())
@@ -301,8 +270,7 @@ def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatc
     for id_, is_moving in ((staying, False), (moves, True)):
         hold = Hold("worker-a", on[id_], HoldKind.DRAINED, "a new fan", EPOCH, "a person undrains it", moves=is_moving)
         bench.store.record([HoldPlaced(hold)], bench.clock.now())
-    bench.beat(1)
-    bench.beat(1)
+    bench.beat(1, times=2)
     assert {key: value["notice"]["cause"].split(";")[0] for key, value in notices.items()} == {
         "moves": "moved: drained since 2026-01-01 00:00:00 UTC: a new fan"
     }
@@ -310,85 +278,33 @@ def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatc
 
 
 def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(bench, states):
-    blocker = bench.hold("blocker", "gpu:2")
-    bench.beat()
-    bench.run(blocker)
+    bench.start("blocker", "gpu:2")
     bench.store.record([WorkerSeen(a_worker("worker-z", (a_cpu(cores=2),)))], bench.clock.now())
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
     bench.beat(1)
     assert [pending.id for pending in bench.store.snapshot().pending] == [id_]
-    for _ in range(40):
-        bench.beat(50)
+    bench.beat(50, times=40)
     (pending,) = bench.store.snapshot().pending
     assert (str(pending.request), pending.submitted_at) == (
         "1 × gpu or 2 × gpu",
         bench.dispatcher.queue.tasks["a"].since,
     )
-    bench.engine.alive.clear()
-    bench.keeper.end("blocker", "the task ended")
+    bench.finish("blocker")
     bench.beat(1)
     lease = read_lease(bench.engine.started[1].ti.context_carrier)
     assert (lease.count, lease.alternative) == (1, 1)  # counted as the user wrote it
 
 
 def test_a_new_scheduler_keeps_the_order_of_the_alternatives(bench, states):
-    blocker = bench.hold("blocker", "gpu:2")
-    bench.beat()
-    bench.run(blocker)
+    bench.start("blocker", "gpu:2")
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
-    for _ in range(40):
-        bench.beat(50)
+    bench.beat(50, times=40)
     task = bench.dispatcher.queue.tasks["a"]
     task.request = task.original_request = None  # as a scheduler sees it that has just adopted the task
     bench.beat(1)
     assert str(bench.dispatcher.queue.tasks["a"].request) == "1 × gpu or 2 × gpu"
     assert str(bench.store.snapshot().pending[0].request) == "1 × gpu or 2 × gpu"
     assert id_ == bench.dispatcher.queue.tasks["a"].request_id
-
-
-def check_placement(bench, name, device):
-    """A task that only asks whether a request could be placed now."""
-    bench.hold(name, device)
-    task = bench.dispatcher.queue.tasks.pop(name)
-    bench.dispatcher.checks.add(task.workload, task.requested, bench.clock.now())
-    return task.request_id
-
-
-def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(bench, states):
-    blocker = bench.hold("blocker", "gpu:2")
-    bench.beat()
-    bench.run(blocker)
-    check_placement(bench, "asks", "gpu:2")
-    for _ in range(3):
-        bench.beat(5)
-    assert bench.started == ["blocker"]
-    bench.engine.alive.clear()
-    bench.keeper.end("blocker", "the task ended")
-    bench.beat(1)
-    assert bench.started == ["blocker", "asks"]
-    answer = read_answer(bench.engine.started[1].ti.context_carrier)
-    assert (answer.worker_id, answer.device_ids, answer.problem) == ("worker-a", ("GPU-0", "GPU-1"), "")
-    assert bench.store.snapshot().leases == ()
-    assert bench.dispatcher.checks.tasks == {}
-
-
-def test_a_check_for_devices_that_do_not_exist_is_refused_at_once(bench, states):
-    check_placement(bench, "asks", "nvidia/b200:8")
-    bench.beat(1)
-    answer = read_answer(bench.engine.started[0].ti.context_carrier)
-    assert answer.is_final
-    assert "No known worker can ever run this" in answer.problem
-
-
-def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states):
-    blocker = bench.hold("blocker", "gpu:2")
-    bench.beat()
-    bench.run(blocker)
-    id_ = check_placement(bench, "asks", "gpu:2")
-    bench.beat(1)
-    bench.tasks.rows[id_] = TaskProcess("success")
-    bench.beat(1)
-    assert bench.dispatcher.checks.tasks == {}
 
 
 def test_no_task_asks_for_memory_that_only_another_host_has(bench, states):

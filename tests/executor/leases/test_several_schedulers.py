@@ -9,8 +9,7 @@ from hetero_airflow.engines.engine import LeasedProcess
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases import recovery
 from hetero_airflow.model.lease import LeaseState
-from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, a_worker, move_lease
+from hetero_airflow.testing import a_worker, move_lease
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +21,7 @@ def no_task_state_store(monkeypatch):
 @pytest.fixture
 def schedulers(make_bench):
     """Two schedulers on one host, with one store, one Airflow, one clock, and one set of processes."""
-    first = make_bench()
-    first.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
+    first = make_bench(worker=a_worker())
     second = make_bench(first.store, clock=first.clock)
     second.tasks.rows, second.engine.alive = first.tasks.rows, first.engine.alive
     return first, second
@@ -58,8 +56,7 @@ def test_a_new_run_waits_for_the_frozen_one_and_gets_a_lease_of_its_own(schedule
     first.beat(10)
     assert first.tasks.sent_back == [id_]
     queue_again(second, id_)
-    for _ in range(3):
-        second.beat(10)
+    second.beat(10, times=3)
     assert (second.started, leases(second)) == ([], [(lease.token, LeaseState.ACTIVE)])
     assert second.engine.signals[0] == (lease.id, signal.SIGTERM)
     second.engine.alive.clear()
@@ -91,8 +88,7 @@ def test_a_task_that_another_scheduler_started_gets_a_new_lease_once_nothing_of_
     second.engine.alive.clear()
     second.beat(1)
     assert second.started == [], "another message may be on the way"
-    for _ in range(4):
-        second.beat(30)
+    second.beat(30, times=4)
     assert (second.started, second.lease(id_).token) == (["a"], lease.token + 1)
 
 
@@ -104,8 +100,7 @@ def test_a_supervisor_that_froze_before_it_began_is_ended_once_nobody_renews_its
     second.hold("a")
     second.engine.alive[lease.id] = [100]
     second.beat(70)
-    for _ in range(2):
-        second.beat(1)
+    second.beat(1, times=2)
     assert second.engine.signals == [(lease.id, signal.SIGTERM)]
     second.engine.alive.clear()
     second.beat(1)
@@ -127,8 +122,7 @@ def test_what_another_scheduler_ended_is_dropped_without_a_word(schedulers, stat
     id_, lease = run(first)
     move_lease(first.store, lease.id, lease.token, LeaseState.EVICTED, first.clock.now())
     first.tasks.rows[id_] = TaskProcess(state, 100, "here", first.clock.now())
-    for _ in range(5):
-        first.beat(20)
+    first.beat(20, times=5)
     assert (first.engine.signals, first.reports, first.tasks.sent_back) == ([], [], [])
     assert (first.keeper.running, first.started) == ({}, ["a"])
 
@@ -139,8 +133,7 @@ def test_a_stale_keeper_leaves_the_healthy_rerun_alone(schedulers):
     id_, _ = run(first)
     first.engine.alive.clear()
     queue_again(second, id_)
-    for _ in range(2):
-        second.beat(7)
+    second.beat(7, times=2)
     second.run(id_, pid=200)
     for _ in range(5):
         first.beat(15)

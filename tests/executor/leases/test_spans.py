@@ -50,8 +50,7 @@ def run_a_task(bench, try_carrier, state="success"):
     bench.run(id_)
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess(state)
-    bench.engine.alive.clear()
-    bench.keeper.end(workload.key, "the task ended")
+    bench.finish(workload.key)
     bench.beat(10)
     assert lease.id not in {known.id for known in bench.store.snapshot().leases}
     return granted_at, bench.clock.now()

@@ -25,6 +25,7 @@ from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending
+from tests.effort import effort, long
 
 POLICIES = [Assignment, Makespan, LoadBalance]
 V100, P100, K80 = "nvidia/v100", "nvidia/p100", "nvidia/k80"
@@ -277,7 +278,8 @@ def mixed_jobs(seed: int) -> tuple[Job, ...]:
 
 
 @pytest.mark.parametrize("knowledge", [Knowledge.SPEEDS, Knowledge.PROGRESS])
-@pytest.mark.parametrize("seed", range(6))
+@long
+@pytest.mark.parametrize("seed", range(effort(2, 6)))
 def test_a_holder_of_several_devices_keeps_them_for_its_minimum_run_time(seed: int, knowledge: Knowledge) -> None:
     options = Options(restart_s=fixed_restart_s(60), knowledge=knowledge)
     workload = Workload("mixed", mixed_jobs(seed))

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from hypothesis import given, settings
+
+from hetero_airflow.matching.matcher import Matcher
+from hetero_airflow.matching.scoring import TightFitScorer
+from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import (
     Account,
@@ -12,17 +17,17 @@ from hetero_airflow.model.plan import (
     Refuse,
     Wait,
 )
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.policies.core.fit_cache import FitCache
+from hetero_airflow.policies.core.list_scheduler import best_placement
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
+from tests.policies.plans import order
 
 GIB = 2**30
-
-
-def order(plan: Plan) -> list[str]:
-    return [decision.request_id for decision in plan.decisions]
 
 
 def test_priority_serves_class_then_weight_then_age_then_id() -> None:
@@ -166,3 +171,25 @@ def test_a_decision_does_not_change_the_snapshot() -> None:
     [place] = Fifo().decide(snapshot, EPOCH).places
     assert place.claims == (Claim(device_id="GPU-0", share_milli=500, memory_bytes=20 * GIB),)
     assert (snapshot.usage, snapshot.pending) == ({("worker-a", "GPU-0"): DeviceUsage(500, 20 * GIB)}, before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots())
+def test_whether_a_request_fits_anywhere_agrees_with_the_ranking_of_all_placements(snapshot: Snapshot) -> None:
+    index = WorkerIndex(Matcher(TightFitScorer()), snapshot)
+    requests = [pending.request for pending in (*snapshot.pending, *snapshot.holders.values())]
+    cache = FitCache(index)
+    assert [cache.fits_anywhere(request) for request in requests] == [
+        best_placement(index, request, None) is not None for request in requests
+    ]
+
+
+def test_a_share_finds_a_place_beside_another_and_a_core_beside_full_accelerators() -> None:
+    worker = a_worker("a", (a_cpu(8), a_device("gpu-0"), a_device("gpu-1", index=1)))
+    running = (
+        (a_lease("whole", "a", **{"gpu-0": 1000}), a_pending("whole")),
+        (a_lease("share", "a", **{"gpu-1": 700}), a_pending("share", "gpu:0.7")),
+    )
+    cache = FitCache(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
+    texts = ("gpu:0.3", "gpu:0.4", "gpu", "cpu:8", "cpu:9")
+    assert [cache.fits_anywhere(DeviceRequest.parse(text)) for text in texts] == [True, False, False, True, False]

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -23,13 +22,12 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
-from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.formats import from_file, to_file
 from hetero_airflow.runtime.state.tree import stage
 from hetero_airflow.runtime.step_loop import StepLoop
+from tests.runtime.conftest import Begin
 
-Begin = Callable[..., CheckpointSession]
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
 CLASSES = (ROWS[:, 0] > 0).astype(int)
 
@@ -189,6 +187,7 @@ print(f"first step {first}", file=sys.stderr)
 """
 
 
+@pytest.mark.system
 def test_a_training_that_is_killed_between_saves_ends_with_equal_values(tmp_path: Path) -> None:
     def train(folder: str, kill_at: int) -> subprocess.CompletedProcess[str]:
         (tmp_path / folder).mkdir(exist_ok=True)

@@ -107,7 +107,7 @@ def run_ranks(tmp_path: Path):
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(180)
+            process.join(600)
         codes = [process.exitcode for process in ranks]
         if set(codes) - {0, 85}:
             pytest.fail("\n".join((tmp_path / f"log{rank}").read_text()[-3000:] for rank in range(count)))

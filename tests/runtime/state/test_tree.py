@@ -1,5 +1,9 @@
+from __future__ import annotations
+
+import errno
 import json
 import math
+import resource
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -222,3 +226,15 @@ def test_the_memory_of_a_published_state_is_written_over(tmp_path) -> None:
     back = read_state(tmp_path)
     assert (back["t"].tolist(), back["n"].tolist(), back["other"].tolist()) == ([2, 2, 2], [2, 2, 2], [2, 2])
     assert back["other"].dtype is torch.int64
+
+
+def test_a_full_disk_is_an_os_error_for_every_writer(tmp_path: Path) -> None:
+    staged = stage({"weights": np.zeros(1 << 16)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_state(staged, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.errno == errno.EFBIG

@@ -1,3 +1,5 @@
+"""The figures of a report, and its lower bounds: worked out by hand, and below what policies reach."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -6,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.errors import TraceError
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.las import Las
+from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.record import JobOutcome, JobRecord, RunInterval, SimulationRecord
 from hetero_airflow.simulator.reports.figures import (
     DurationSpread,
@@ -15,6 +20,9 @@ from hetero_airflow.simulator.reports.figures import (
     measure,
     measure_timing,
 )
+from hetero_airflow.simulator.reports.lower_bounds import least_makespan_s, least_mean_jct_s
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces import load_trace
 
 V100, K80, CPU = "nvidia/v100", "nvidia/k80", "generic/x86-64"
 
@@ -174,3 +182,42 @@ def test_timing_measures_the_decisions() -> None:
 
     assert (timing.cycles, timing.slowest_s, timing.placements_per_s) == (2, 0.3, pytest.approx(20.0))
     assert measure_timing(a_record()).placements_per_s == 0.0
+
+
+def a_long_job(submitted_s, alone_s, device_class=V100):
+    """One that ran for long on one device."""
+    interval = RunInterval(submitted_s, 999.0, "w", device_class, 1.0)
+    outcome = JobOutcome.FINISHED
+    return JobRecord("a", "g", "t", submitted_s, submitted_s, 999.0, outcome, 1.0, (interval,), alone_s)
+
+
+def test_jobs_that_meet_on_one_device_wait_for_the_shortest_first():
+    jobs = [a_long_job(0.0, 10.0), a_long_job(1.0, 2.0), a_long_job(1.0, 20.0)]
+    assert least_mean_jct_s(jobs, {V100: 1}) == pytest.approx((12 + 2 + 31) / 3)
+    assert least_makespan_s(jobs, {V100: 1}) == 32.0
+
+
+def test_jobs_on_enough_devices_take_their_own_time():
+    jobs = [a_long_job(0.0, 10.0), a_long_job(1.0, 2.0), a_long_job(1.0, 20.0)]
+    assert least_mean_jct_s(jobs, {V100: 30}) == pytest.approx(32 / 3)
+    assert least_makespan_s(jobs, {V100: 30}) == 21.0
+
+
+def test_a_job_on_cpus_never_waits_for_accelerators_in_a_bound():
+    jobs = [a_long_job(0.0, 10.0), a_long_job(0.0, 100.0, CPU)]
+    assert least_mean_jct_s(jobs, {V100: 1}) == 55.0
+    assert least_mean_jct_s(jobs[1:], {}) == 100.0
+    assert least_makespan_s(jobs, {V100: 1}) == 100.0
+
+
+def test_without_jobs_there_is_no_bound():
+    assert (least_mean_jct_s([], {V100: 1}), least_makespan_s([], {V100: 1})) == (None, None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("policy", [Fifo, Las])
+def test_no_policy_is_below_the_bounds(policy, seed):
+    workload = load_trace(f"generated/bursty_rate30_jobs60_seed{seed}")
+    figures = measure(Simulation(workload, parse_cluster("a100=2x8,v100=4"), policy(), "policy").run())
+    assert 0 < figures.least_mean_jct_s <= figures.all.jct_s.mean * (1 + 1e-9)
+    assert 0 < figures.least_makespan_s <= figures.makespan_s * (1 + 1e-9)

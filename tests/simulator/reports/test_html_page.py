@@ -10,6 +10,7 @@ import pytest
 from hetero_airflow.simulator.record import JobOutcome, JobRecord, RunInterval, SimulationRecord
 from hetero_airflow.simulator.reports.figures import MeasuredWindow, measure
 from hetero_airflow.simulator.reports.html_page import MAX_GANTTS, MAX_GROUPS, html_page
+from tests.effort import effort, long
 
 V100 = "nvidia/v100"
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e$\\frac{"
@@ -101,7 +102,8 @@ def test_the_same_records_give_the_same_bytes() -> None:
     assert page_of(record) == page_of(replace(record, decision_s=(1.0, 2.0)))
 
 
-@pytest.mark.parametrize(("jobs", "intervals"), [(50_000, 1), (500, 100)])
+@long
+@pytest.mark.parametrize(("jobs", "intervals"), [(effort(10_000, 50_000), 1), (500, 100)])
 def test_a_long_trace_makes_a_page_below_3_mb_that_says_what_it_leaves_out(jobs: int, intervals: int) -> None:
     records = [a_record(jobs, intervals, policy=f"p{number}", groups=5000) for number in range(2)]
 

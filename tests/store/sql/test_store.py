@@ -1,4 +1,4 @@
-"""What only a database does: several stores, errors of the driver, locks, unreadable rows."""
+"""What only a database does: several stores, errors of the driver, locks, unreadable rows, and the trial of a lease."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 
 import psycopg2
 import pytest
-from sqlalchemy import create_engine, event, insert, select, text, update
+from sqlalchemy import create_engine, event, func, insert, select, text, update
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from hetero_airflow.errors import StoreError, StoreUnavailable
@@ -18,11 +18,10 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql import transaction as sql_transaction
-from hetero_airflow.store.sql.plan_commit import PlanCommit
+from hetero_airflow.store.sql.lease_trial import try_lease
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
-from tests.postgres_server import wait_until_blocked
 
 LATER = EPOCH + timedelta(seconds=60)
 
@@ -117,21 +116,13 @@ def test_a_database_that_was_reset_is_read_again(engine, empty):
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("rival", [a_place("r2", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000})])
-def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch, rival):
+def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, beside_a_writer, rival):
     empty(postgres_engine)
     first, second = prepared(postgres_engine, "r1", "r2"), SqlStore(postgres_engine)
-    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
-    made = []
-    with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
-        plan = Plan((a_place("r1", **{"GPU-0": 1000}),))
-        granted = PlanCommit(transaction, EPOCH, LATER, {}).commit(plan)
-        rival_thread = threading.Thread(target=lambda: made.append(second.commit(Plan((rival,)), EPOCH, LATER)))
-        rival_thread.start()
-        wait_until_blocked(postgres_engine)
-        assert rival_thread.is_alive(), "it waits for the row of the device or the request"
-    rival_thread.join()
+    plan = Plan((a_place("r1", **{"GPU-0": 1000}),))
+    granted, refused = beside_a_writer(plan, lambda: second.commit(Plan((rival,)), EPOCH, LATER))
     assert len(granted.leases) == 1
-    assert made[0].raced == (rival.request_id,)
+    assert refused.raced == (rival.request_id,)
     assert {key: usage.share_milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
 
 
@@ -139,23 +130,16 @@ GPU = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
 
 
 @pytest.mark.postgres
-def test_no_physical_device_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch):
+def test_no_physical_device_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, beside_a_writer):
     """Two schedulers grant the same GPU to their own workers at the same moment."""
     empty(postgres_engine)
     first, second = prepared(postgres_engine, "r1", "r2"), SqlStore(postgres_engine)
     first.record([WorkerSeen(a_worker(id_, (a_cpu(), GPU))) for id_ in ("container-1", "container-2")], EPOCH)
     places = {id_: a_place(id_, f"container-{id_[1:]}", **{GPU.id: 1000}) for id_ in ("r1", "r2")}
-    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
-    made = []
-    with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
-        granted = PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((places["r1"],)))
-        rival_thread = threading.Thread(target=lambda: made.append(second.commit(Plan((places["r2"],)), EPOCH, LATER)))
-        rival_thread.start()
-        wait_until_blocked(postgres_engine)
-        assert rival_thread.is_alive(), "it waits for the entry in the unique index"
-    rival_thread.join()
+    first_plan, second_plan = (Plan((places[id_],)) for id_ in ("r1", "r2"))
+    granted, refused = beside_a_writer(first_plan, lambda: second.commit(second_plan, EPOCH, LATER))
     assert len(granted.leases) == 1
-    assert (made[0].leases, made[0].raced) == ((), ("r2",))
+    assert (refused.leases, refused.raced) == ((), ("r2",))
     used = {key: usage.share_milli for key, usage in first.snapshot().usage.items()}
     assert used == {("container-1", GPU.id): 1000}
 
@@ -172,14 +156,14 @@ def test_of_grants_of_one_physical_device_at_the_same_moment_one_succeeds(engine
         own_store = SqlStore(engine)
         for number in range(rounds):
             own_store.snapshot()
-            barrier.wait(60)
+            barrier.wait(600)
             place = a_place(f"{name}-{number}", name, **{GPU.id: 1000})
             commit = own_store.commit(Plan((place,)), EPOCH, LATER)
             commits[name].append(commit)
-            barrier.wait(60)
+            barrier.wait(600)
             for lease in commit.leases:
                 move_lease(own_store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
-            barrier.wait(60)
+            barrier.wait(600)
 
     threads = [threading.Thread(target=schedule, args=(name,)) for name in names]
     for thread in threads:
@@ -419,3 +403,21 @@ def test_a_second_state_row_is_refused(engine):
         connection.execute(insert(tables.state), {"id": 2, "sequence": 0, "fence": 0, "pruned": 0})
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM hetero_state")).scalar_one() == 1
+
+
+def test_a_trial_leaves_nothing_and_no_snapshot_shows_it(engine):
+    """The trial of a lease needs the whole path through the tables."""
+    store = SqlStore(engine)
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    before = store.snapshot()
+    try_lease(engine, EPOCH)
+    try_lease(engine, EPOCH)
+    assert SqlStore(engine).snapshot() == before
+    with engine.connect() as connection:
+        for table in (tables.lease, tables.request, tables.lease_device, tables.tally):
+            assert connection.scalar(select(func.count()).select_from(table)) == 0
+
+
+def test_a_trial_without_tables_says_what_to_do():
+    with pytest.raises(StoreUnavailable, match="Run `airflow db migrate`"):
+        try_lease(create_engine("sqlite://"), EPOCH)

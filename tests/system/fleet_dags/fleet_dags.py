@@ -4,7 +4,7 @@ import os
 import time
 
 from airflow.sdk import DAG, task
-from fleet_notes import note
+from fleet_notes import nap, note
 
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, TorchrunOperator
 from hetero_airflow.runtime import checkpoint, current_lease
@@ -39,14 +39,14 @@ class Sum:
         self.value = state["value"]
 
 
-def train(name, steps=60, nap_s=0.5):
+def train(name, steps):
     """A training that writes down each step, and saves a checkpoint every second step."""
     lease, state = current_lease(), Sum()
     note(name=name, what="start", worker=lease.worker, ids=list(lease.ids), token=lease.token)
     for step in checkpoint.steps(steps, every=2, state=state):
         state.value += step
         note(name=name, what="step", step=step, worker=lease.worker, token=lease.token)
-        time.sleep(nap_s)
+        nap(name, 0.5)
     return state.value
 
 
@@ -73,7 +73,7 @@ with DAG("long", schedule=None, params={"seconds": 20}):
 
     long()
 
-with DAG("train", schedule=None, params={"name": "train", "steps": 60}):
+with DAG("train", schedule=None, params={"name": "train", "steps": 10}):
 
     @task.device(device="h100:2")
     def train_on(params=None):

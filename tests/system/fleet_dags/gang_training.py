@@ -4,11 +4,10 @@ import json
 import os
 import pathlib
 import sys
-import time
 
 import torch
 import torch.distributed as dist
-from fleet_notes import note
+from fleet_notes import nap, note
 
 from hetero_airflow.runtime import checkpoint, current_lease
 
@@ -27,7 +26,7 @@ def main():
         with torch.no_grad():
             model.weight += done
         note(**about, what="step", step=step, token=lease.token)
-        time.sleep(0.3)
+        nap(name, 0.3)
     if about["rank"] == 0:
         pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(model.weight.item()))
     dist.destroy_process_group()

@@ -11,8 +11,9 @@ from kubernetes import client
 from kubernetes.utils import create_from_dict
 
 from tests.control_plane import ControlPlane, running_control_plane
-from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.engines.kubernetes.fake_api import a_pod
 from tests.played_nodes import PlayedNodes, played_nodes
+from tests.waiting import eventually
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "kubernetes"
 CLASSES = {"gpu-high": 1000, "gpu-low": 10}

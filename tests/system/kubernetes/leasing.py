@@ -24,7 +24,7 @@ from hetero_airflow.model.lease import Claim, Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.testing import a_lease
 from tests.control_plane import ControlPlane
-from tests.engines.kubernetes.fake_api import eventually
+from tests.waiting import eventually
 
 ACCOUNT = "airflow-scheduler"
 TEMPLATE = Path(__file__).parents[3] / "docs" / "kubernetes" / "pod-template.yaml"
@@ -140,7 +140,7 @@ class Leasing:
             pod = self.pod(lease)
             return pod.metadata.name if pod is not None and pod.spec.node_name else None
 
-        return eventually(placed, timeout_s=90)
+        return eventually(placed)
 
     def status(self, lease: Lease) -> LeaseStatus:
         return self.engine.cluster.status(lease.id)

@@ -20,6 +20,7 @@ from tests.system.conftest import QUICK
 from tests.system.fleet_runs import finish, notes, run, start_training, with_example
 from tests.system.kubernetes.leasing import grant, options
 from tests.system.overlaps import overlaps
+from tests.system.scheduler_jobs import replace_scheduler
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
 VARIABLES_OF_TASKS = (
@@ -98,34 +99,33 @@ def test_tasks_spread_over_the_nodes_and_none_shares_a_device(gpus):
 
 
 def test_a_pod_that_is_deleted_by_hand_goes_on_from_its_checkpoint_with_the_same_try(gpus):
-    run_id = start_training(gpus, "deleted", 30)
+    run_id = start_training(gpus, "deleted")
     pod = pod_of(gpus, "train_on")
     gpus.nodes.api.delete_namespaced_pod(pod.metadata.name, "airflow", grace_period_seconds=1)
-    finish(gpus, "deleted", run_id, 30)
-    assert len(restarts(gpus, "deleted")) == 2
+    gpus.airflow.wait_until(lambda: len(restarts(gpus, "deleted")) == 2, "it to run again")
+    finish(gpus, "deleted", run_id)
 
 
 def test_a_node_that_falls_silent_loses_its_task_to_another(gpus):
-    run_id = start_training(gpus, "moved", 60)
+    run_id = start_training(gpus, "moved")
     (first,) = restarts(gpus, "moved")
     gpus.nodes.stop_reports(first)
     gpus.airflow.wait_until(lambda: len(restarts(gpus, "moved")) > 1, "it to run elsewhere")
     assert restarts(gpus, "moved")[1] != first
     gpus.nodes.resume_reports(first)
-    finish(gpus, "moved", run_id, 60)
+    finish(gpus, "moved", run_id)
 
 
 def test_an_api_server_of_the_cluster_that_is_away_costs_nothing(gpus):
-    run_id = start_training(gpus, "in_outage", 40)
+    run_id = start_training(gpus, "in_outage")
     gpus.plane.kill_api_server()
     gpus.plane.start_api_server()
-    finish(gpus, "in_outage", run_id, 40)
+    finish(gpus, "in_outage", run_id)
     assert len(restarts(gpus, "in_outage")) == 1, "it was started again"
 
 
 def test_kill_9_of_the_scheduler_leaves_running_tasks_alone(gpus):
-    run_id = start_training(gpus, "adopted", 40)
-    gpus.airflow.kill("scheduler")
-    gpus.airflow.launch("scheduler")
-    finish(gpus, "adopted", run_id, 40)
+    run_id = start_training(gpus, "adopted")
+    replace_scheduler(gpus.airflow, "train", run_id)
+    finish(gpus, "adopted", run_id)
     assert len(restarts(gpus, "adopted")) == 1, "it was started again"

@@ -13,8 +13,8 @@ from airflow.utils.state import TaskInstanceState
 from kubernetes import client
 from kubernetes.config import incluster_config
 
-from tests.engines.kubernetes.fake_api import eventually
 from tests.system.kubernetes.leasing import ACCOUNT, leasing
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -38,7 +38,7 @@ class Revocable:
         self._write(self._plane.token(self._account))
         self._api.delete_namespaced_secret(self._secret, "airflow")
         api = client.VersionApi(self._plane.connect(self._token))
-        eventually(lambda: self._is_refused(api), timeout_s=30)
+        eventually(lambda: self._is_refused(api))
 
     def _is_refused(self, api):
         try:

@@ -11,8 +11,9 @@ from airflow.utils.state import TaskInstanceState
 from hetero_airflow.engines.engine import Liveness, TerminationCause
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.engines.kubernetes.fake_api import a_pod
 from tests.system.kubernetes.leasing import ACCOUNT, ENDS, Leasing, grant, leasing
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -161,12 +162,12 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
 def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes):
     _, lease, name = started(cluster, nodes)
     nodes.stop_reports("gpu-1")
-    eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST, timeout_s=40)
+    eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST)
     eventually(is_gone(cluster, lease))
     assert cluster.status(lease).message.startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
     eventually(lambda: _made(cluster) and _has_ending_pod(cluster.pod(lease)))
     nodes.resume_reports("gpu-1")
-    worker = eventually(lambda: _as_online(cluster, "gpu-1"), timeout_s=40)
+    worker = eventually(lambda: _as_online(cluster, "gpu-1"))
     assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
     nodes.drop(name, "airflow")
     eventually(lambda: all(device.leasable for device in cluster.learn()["gpu-1"].devices))

@@ -16,8 +16,9 @@ from hetero_airflow.engines.kubernetes.watch import informer
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.engines.kubernetes.fake_api import a_pod
 from tests.system.kubernetes.leasing import ACCOUNT
+from tests.waiting import eventually
 
 A100 = {
     "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
@@ -60,7 +61,7 @@ class WatchedCluster:
 def watched(plane):
     cluster = WatchedCluster(plane)
     cluster.view.start()
-    assert cluster.view.wait(20)
+    assert cluster.view.wait(600)
     yield cluster
     cluster.view.stop()
 
@@ -166,7 +167,7 @@ def test_a_long_list_is_read_in_pages(watched, nodes, plane, monkeypatch):
     pods = Informer("pods", lambda: account, lambda api: api.list_namespaced_pod, _name, query={"namespace": "airflow"})
     pods.start()
     try:
-        assert pods.wait(20)
+        assert pods.wait(600)
         assert sorted(pods.values()) == [f"p{number}" for number in range(5)]
     finally:
         pods.stop()

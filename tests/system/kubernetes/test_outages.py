@@ -25,12 +25,12 @@ from urllib3.exceptions import HTTPError
 
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
-from tests.engines.kubernetes.fake_api import eventually
 from tests.engines.kubernetes.test_whole_way import Bench
 from tests.system.kubernetes.leasing import ACCOUNT, grant, options
 from tests.system.overlaps import overlaps
+from tests.waiting import eventually
 
-pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 TASKS, NODES, GPUS = 60, 4, 8
 PLAIN_TASKS = 10
@@ -177,7 +177,7 @@ def test_an_outage_makes_no_second_pod_and_stops_no_heartbeat(bench, plane, node
         bench.until(lambda: len(kubelets.runs) >= TASKS // 4)
         for outage in outages:
             _cause(outage, plane, bench, caplog)
-        eventually(lambda: bench.beat() or bench.is_idle(), timeout_s=180)
+        eventually(lambda: bench.beat() or bench.is_idle())
     runs = list(kubelets.runs.values())
     calls = Counter(
         event["verb"]
@@ -198,7 +198,7 @@ def _cause(outage, plane, bench, caplog):
     bench.longest_beat_s, logged = 0.0, len(caplog.records)
     (adapter,) = bench.engine.cluster.adapters
     outage(plane, bench)
-    eventually(lambda: bench.beat() or adapter.problem is None, timeout_s=90)
+    eventually(lambda: bench.beat() or adapter.problem is None)
     lines = [record.getMessage() for record in caplog.records[logged:] if _is_ours(record)]
     print(f"{outage.__name__}: longest heartbeat {bench.longest_beat_s:.2f} s, {len(lines)} lines of log")
     assert bench.longest_beat_s < LONGEST_BEAT_S

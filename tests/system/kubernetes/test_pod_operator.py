@@ -17,8 +17,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from kubernetes import client
 
 from hetero_airflow.operators import DevicePodOperator
-from tests.engines.kubernetes.fake_api import eventually
 from tests.system.kubernetes.test_credentials import Revocable
+from tests.waiting import eventually
 
 RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 ACCOUNT = "pod-maker"

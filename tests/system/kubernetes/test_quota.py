@@ -9,8 +9,8 @@ import pytest
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import Liveness
-from tests.engines.kubernetes.fake_api import eventually
 from tests.system.kubernetes.leasing import ENDS, leasing
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 

@@ -13,9 +13,10 @@ from kubernetes import client
 
 from hetero_airflow.engines.engine import LeasedProcess
 from tests.control_plane import ControlPlane
-from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.engines.kubernetes.fake_api import a_pod
 from tests.system.kubernetes.conftest import DOCUMENTS
 from tests.system.kubernetes.leasing import ACCOUNT, leasing
+from tests.waiting import eventually
 
 UNUSED = {
     ("nodes", "get"): "reads and watches come as one right, as in Kubernetes' own roles",

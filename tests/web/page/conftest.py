@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import airflow.api_fastapi.app
 import pytest
@@ -14,35 +14,13 @@ from airflow.api_fastapi.core_api.security import get_user
 from airflow.models.dag import DagModel
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import create_engine, event
 
 from hetero_airflow.executor.context.dag_edges import DagEdges
-from hetero_airflow.store import tables
-from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.web.page import fleet_reader, usage_view
 from hetero_airflow.web.page.page_routes import PageRoutes
 
 READABLE = {"dag", "weird <script>"}
 """The DAGs that every user of these tests may read."""
-
-
-@pytest.fixture
-def engine(tmp_path: Path):
-    """An engine for a database with empty tables."""
-    made = create_engine(f"sqlite:///{tmp_path / 'store.db'}")
-
-    @event.listens_for(made, "connect")
-    def set_pragmas(connection, _record) -> None:
-        connection.execute("PRAGMA foreign_keys=ON")
-
-    tables.metadata.create_all(made)
-    yield made
-    made.dispose()
-
-
-@pytest.fixture
-def store(engine) -> SqlStore:
-    return SqlStore(engine)
 
 
 @pytest.fixture
@@ -69,3 +47,16 @@ def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
             yield made
 
     return client
+
+
+@pytest.fixture
+def show(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """What an administrator is shown at a path."""
+
+    def shown(path: str, **options: Any) -> Any:
+        with ask() as client:
+            answer = client.get(path, **options)
+        assert answer.status_code == 200
+        return answer.json()
+
+    return shown

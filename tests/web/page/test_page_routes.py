@@ -43,10 +43,8 @@ def fleet(store):
     return ids
 
 
-def test_the_summary_and_the_map_count_states(ask):
-    with ask() as client:
-        summary, shown = client.get("summary").json(), client.get("map").json()
-        filtered = client.get("map?site=east").json()
+def test_the_summary_and_the_map_count_states(show):
+    summary, shown, filtered = map(show, ("summary", "map", "map?site=east"))
     for counted in (summary, shown):
         assert (counted["workers"], counted["devices"]) == (2, 4)
         assert counted["states"] == {"free": 2, "idle": 1, "leased": 1}
@@ -78,33 +76,27 @@ def test_the_summary_and_the_map_count_states(ask):
         ("offset=1000", []),
     ],
 )
-def test_a_filter_is_a_text_and_no_pattern(ask, query, devices):
-    with ask() as client:
-        answer = client.get(f"devices?{query}")
-    assert answer.status_code == 200
-    assert [row["device"] for row in answer.json()["devices"]] == devices
+def test_a_filter_is_a_text_and_no_pattern(show, query, devices):
+    assert [row["device"] for row in show(f"devices?{query}")["devices"]] == devices
 
 
-def test_a_device_shows_its_readings_and_only_the_names_that_the_reader_may_see(ask):
-    with ask() as client:
-        rows = {row["device"]: row for row in client.get("devices").json()["devices"]}
+def test_a_device_shows_its_readings_and_only_the_names_that_the_reader_may_see(show):
+    rows = {row["device"]: row for row in show("devices")["devices"]}
     assert rows["GPU-0"]["holders"] == [{"dag_id": "dag", "run_id": "run", "task_id": "fit", "map_index": -1}]
     assert rows["GPU-1"]["holders"] == [None]
     assert (rows["GPU-0"]["power_w"], rows["GPU-0"]["utilization"], rows["GPU-1"]["power_w"]) == (70.0, 0.01, None)
 
 
-def test_the_queue_names_no_task_of_a_hidden_dag(ask, fleet):
-    with ask() as client:
-        shown = client.get("queue").json()
+def test_the_queue_names_no_task_of_a_hidden_dag(show):
+    shown = show("queue")
     (row,) = shown["rows"]
     assert (shown["total"], shown["hidden"], row["position"], row["asked"]) == (1, 0, 1, ["2 × nvidia/a100"])
     assert row["reason"] == "busy: asked 2 × a100, found a task of another DAG and dag.fit (run) hold them"
     assert shown["wanted"]
 
 
-def test_the_placement_of_a_waiting_task_says_who_is_ahead_and_who_holds_what_it_needs(ask):
-    with ask() as client:
-        shown = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
+def test_the_placement_of_a_waiting_task_says_who_is_ahead_and_who_holds_what_it_needs(show):
+    shown = show("placement/dag", params=TASK | {"task_id": "waits"})
     assert (shown["state"], shown["position"], shown["reason_code"]) == ("waiting", 1, "busy")
     assert "secret" not in str(shown)
     assert [(row["task"] and row["task"]["task_id"], row["devices"]) for row in shown["holders"]] == [
@@ -115,16 +107,14 @@ def test_the_placement_of_a_waiting_task_says_who_is_ahead_and_who_holds_what_it
     assert (shown["ahead"], shown["ahead_hidden"]) == ([], 0)
 
 
-def test_the_tasks_ahead_are_those_of_the_last_cycle(ask, store, fleet):
+def test_the_tasks_ahead_are_those_of_the_last_cycle(show, store, fleet):
     """Not those with an earlier submission: the policy decides on the order."""
     store.record([RequestSubmitted(a_pending("later", task_id="later", at_s=50))], EPOCH)
     store.record([RequestSubmitted(a_pending("hidden", dag_id="hidden", task_id="hidden", at_s=60))], EPOCH)
     reason, account = Reason(ReasonCode.BUSY, "2 × a100", "0 free"), Account("assignment", "waits")
     order = ("later", "hidden", fleet["waits"])
     store.commit(Plan(tuple(Wait(id_, place, reason, account) for place, id_ in enumerate(order, 1))), LATER, LATER)
-    with ask() as client:
-        last = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
-        first = client.get("placement/dag", params=TASK | {"task_id": "later"}).json()
+    last, first = (show("placement/dag", params=TASK | {"task_id": name}) for name in ("waits", "later"))
     assert ([task["task_id"] for task in last["ahead"]], last["ahead_hidden"]) == (["later"], 1)
     assert (first["position"], first["ahead"], first["ahead_hidden"]) == (1, [], 0)
 
@@ -155,10 +145,9 @@ def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask,
     ]
 
 
-def test_a_reader_without_the_fleet_sees_the_reason_but_no_worker(ask, monkeypatch):
+def test_a_reader_without_the_fleet_sees_the_reason_but_no_worker(show, monkeypatch):
     monkeypatch.setattr("hetero_airflow.web.page.page_routes.may_see_fleet", lambda user: False)
-    with ask() as client:
-        shown = client.get("placement/dag", params=TASK | {"task_id": "waits"}).json()
+    shown = show("placement/dag", params=TASK | {"task_id": "waits"})
     assert shown["reason_code"] == "busy"
     assert (shown["holders"], shown["alternatives"][0]["candidates"]) == ([], [])
 
@@ -171,9 +160,8 @@ def test_a_task_without_a_request_gets_a_neutral_answer(ask):
             assert client.get("forecast/dag", params={"run_id": HOSTILE, "task_id": name}).status_code == 200
 
 
-def test_the_forecast_names_no_task_of_a_hidden_dag(ask):
-    with ask() as client:
-        shown = client.get("forecast/dag", params=TASK | {"task_id": "waits"}).json()
+def test_the_forecast_names_no_task_of_a_hidden_dag(show):
+    shown = show("forecast/dag", params=TASK | {"task_id": "waits"})
     assert (shown["starts_now"], shown["middle"], shown["unknown_hidden"]) == (False, None, 1)
     assert shown["unknown"] == ["dag.fit"]
 
@@ -306,9 +294,8 @@ def test_a_form_of_a_foreign_page_changes_nothing(ask, store):
     assert store.snapshot().holds == ()
 
 
-def test_the_timeline_has_the_leases_of_the_devices(ask):
-    with ask() as client:
-        shown = client.get("timeline?kind=gpu&hours=6").json()
+def test_the_timeline_has_the_leases_of_the_devices(show):
+    shown = show("timeline?kind=gpu&hours=6")
     bars = {
         row["device"]: [(bar["task"] and bar["task"]["task_id"], bar["end"]) for bar in row["bars"]]
         for row in shown["rows"]
@@ -328,11 +315,10 @@ def two_hours_later(monkeypatch):
     monkeypatch.setattr(page_routes, "datetime", Clock)
 
 
-def test_the_usage_of_tasks_names_no_hidden_dag(ask, two_hours_later, monkeypatch):
+def test_the_usage_of_tasks_names_no_hidden_dag(show, two_hours_later, monkeypatch):
     monkeypatch.setenv("AIRFLOW__HETERO__PRICES", '{"a100": 3}')
     monkeypatch.setenv("AIRFLOW__HETERO__SHARES", "research=1, secret_team/hidden=1")
-    with ask() as client:
-        answers = {by: client.get(f"usage?by={by}&days=1").json() for by in ("dag", "task", "team", "owner")}
+    answers = {by: show(f"usage?by={by}&days=1") for by in ("dag", "task", "team", "owner")}
     for by, name in (("dag", "dag"), ("task", "dag.fit"), ("team", "dag"), ("owner", "ana")):
         rows = answers[by]["rows"]
         assert [(row["subject"], row["held_h"], row["leases"], row["cost"]) for row in rows] == [
@@ -345,10 +331,9 @@ def test_the_usage_of_tasks_names_no_hidden_dag(ask, two_hours_later, monkeypatc
     assert (day["held_h"], day["free_h"], day["on_hold_h"]) == (4.0, 2.0, 0.0), "two of three GPUs are held"
 
 
-def test_the_usage_of_devices_adds_up_and_labels_what_is_simulated(ask, two_hours_later):
-    with ask() as client:
-        devices = {row["subject"]: row for row in client.get("usage?by=device").json()["rows"]}
-        models = [row["devices"] for row in client.get("usage?by=model").json()["rows"]]
+def test_the_usage_of_devices_adds_up_and_labels_what_is_simulated(show, two_hours_later):
+    devices = {row["subject"]: row for row in show("usage?by=device")["rows"]}
+    models = [row["devices"] for row in show("usage?by=model")["rows"]]
     assert models == ["nvidia/a100-sxm4-40gb", "nvidia/a100-sxm4-40gb (simulated)", "generic/x86-64"]
     assert devices.keys() == {"worker-a/GPU-0", "worker-a/GPU-1", "worker-b/GPU-9", "worker-a/cpu"}
     for row in devices.values():
@@ -356,22 +341,20 @@ def test_the_usage_of_devices_adds_up_and_labels_what_is_simulated(ask, two_hour
         assert (row["leases"], row["cost"]) == (None, None)
 
 
-def test_the_schema_describes_every_view(ask):
-    with ask() as client:
-        schema = client.get("openapi.json").json()
+def test_the_schema_describes_every_view(show):
+    schema = show("openapi.json")
     assert {"/page/map", "/page/devices", "/page/queue", "/page/timeline", "/page/usage", "/page/drain"} <= set(
         schema["paths"]
     )
     assert "FleetMap" in schema["components"]["schemas"]
 
 
-def test_the_candidates_of_a_placement_have_their_scores(store, ask, fleet):
+def test_the_candidates_of_a_placement_have_their_scores(store, show):
     best = CandidateAccount("worker-b", ("GPU-9",), 21.5, {"memory": 1.5, "real": 20.0})
     account = Account("fifo", "placed", (AlternativeAccount("1 × gpu", 2, (), (best,)),), best)
     store.record([RequestSubmitted(a_pending("late", task_id="late"))], EPOCH)
     store.commit(Plan((a_place("late", "worker-b", **{"GPU-9": 1000})._replace(account=account),)), EPOCH, LATER)
-    with ask() as client:
-        shown = client.get("placement/dag", params=TASK | {"task_id": "late"}).json()
+    shown = show("placement/dag", params=TASK | {"task_id": "late"})
     assert shown["alternatives"][0]["candidates"] == [
         {
             "worker": "worker-b",

@@ -13,7 +13,7 @@ from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease
-from tests.engines.kubernetes.fake_api import eventually
+from tests.waiting import eventually
 
 NUMBERS = count(1)
 DONE = {"phase": "Succeeded", "containerStatuses": []}
@@ -82,15 +82,31 @@ class Cluster:
         """Its pod; the calls of a heartbeat are made in another thread."""
         return eventually(lambda: self.engine.heartbeat() or self.pod(lease))
 
-    def started(self, **arguments):
-        """A task whose pod runs."""
-        key, lease = self.hand_over(**arguments)
-        pod = self.made(lease)
-        name = pod["metadata"]["name"]
+    def run(self, lease):
+        """Its pod runs; the pod's name."""
+        name = self.made(lease)["metadata"]["name"]
         self.api.bind(name, "gpu-1")
         self.api.set_status(name, {"phase": "Running"})
         eventually(lambda: self.status(lease).message == f"pod default/{name} (running)")
-        return key, lease, name
+        return name
+
+    def started(self, **arguments):
+        """A task whose pod runs."""
+        key, lease = self.hand_over(**arguments)
+        return key, lease, self.run(lease)
+
+    def later_lease(self, key, earlier):
+        """The next lease of a task whose lease has ended; the engine has got it."""
+        self.engine.cluster.adapters[0].end_lease(earlier.id)
+        later = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+        assert self.hand_over(lease=later, name=key.task_id)[0] == key
+        return later
+
+    def succeed(self, key, name):
+        """The pod of a task ends well, and that is reported."""
+        self.states[key] = TaskInstanceState.SUCCESS
+        self.api.set_status(name, DONE)
+        assert self.ends(key) == (TaskInstanceState.SUCCESS, None)
 
     def look(self, lease, state="running"):
         return self.engine.liveness_of([LeasedProcess(lease, state, is_ours=True)])[lease.id]

@@ -7,9 +7,9 @@ import pytest
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.lease import Claim
 from tests.engines.kubernetes.engine.running_engine import DONE
-from tests.engines.kubernetes.fake_api import eventually
 from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
 from tests.engines.kubernetes.watch.test_cluster_view import a_bare_node
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 

@@ -13,7 +13,8 @@ from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from tests.engines.kubernetes.engine.running_engine import DONE, Cluster
-from tests.engines.kubernetes.fake_api import OOM_KILLED, eventually
+from tests.engines.kubernetes.fake_api import OOM_KILLED
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -21,21 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
     """It went on for a while on a node that had fallen silent."""
     key, earlier, first = cluster.started()
-    cluster.engine.cluster.adapters[0].end_lease(earlier.id)
-    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
-    assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
-    name = cluster.made(second)["metadata"]["name"]
-    cluster.api.bind(name, "gpu-1")
-    cluster.api.set_status(name, {"phase": "Running"})
-    eventually(lambda: cluster.status(second).message == f"pod default/{name} (running)")
+    second = cluster.later_lease(key, earlier)
+    name = cluster.run(second)
     cluster.states[key] = TaskInstanceState.RUNNING
     cluster.api.set_status(first, DONE)
     cluster.until(lambda: cluster.pod(earlier) is None)
     assert key not in cluster.reported
     assert cluster.look(second) is Liveness.ALIVE
-    cluster.api.set_status(name, DONE)
-    cluster.states[key] = TaskInstanceState.SUCCESS
-    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    cluster.succeed(key, name)
 
 
 def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
@@ -49,9 +43,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
         lambda *arguments: answers.append(is_of_earlier_lease(*arguments)) or answers[-1],
     )
     monkeypatch.setattr(site.executor, "create_pods_after", datetime.fromisoformat("2100-01-01"))
-    site.end_lease(earlier.id)
-    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
-    cluster.hand_over(lease=second, name=key.task_id)
+    second = cluster.later_lease(key, earlier)
     cluster.engine.heartbeat()
     cluster.states[key] = TaskInstanceState.QUEUED
     cluster.api.set_status(first, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
@@ -63,9 +55,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     site.executor.create_pods_after = None
     name = cluster.made(second)["metadata"]["name"]
     cluster.api.bind(name, "gpu-1")
-    cluster.api.set_status(name, DONE)
-    cluster.states[key] = TaskInstanceState.SUCCESS
-    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    cluster.succeed(key, name)
 
 
 def test_tasks_of_a_dead_scheduler_end_like_our_own(cluster):
@@ -84,20 +74,14 @@ def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of
     key, earlier, first = cluster.started()
     site = cluster.engine.cluster.adapters[0]
     monkeypatch.setattr(site.executor.kube_config, "delete_worker_pods_on_failure", True)
-    site.end_lease(earlier.id)
-    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
-    cluster.hand_over(lease=second, name=key.task_id)
-    name = cluster.made(second)["metadata"]["name"]
-    cluster.api.bind(name, "gpu-1")
-    cluster.api.set_status(name, {"phase": "Running"})
+    second = cluster.later_lease(key, earlier)
+    name = cluster.run(second)
     cluster.api.set_status(first, OOM_KILLED)
     eventually(lambda: cluster.status(earlier).termination_cause is not None)
     cluster.until(lambda: cluster.pod(earlier) is None)
     assert key not in cluster.reported
     assert (cluster.status(second).termination_cause, cluster.look(second)) == (None, Liveness.ALIVE)
-    cluster.states[key] = TaskInstanceState.SUCCESS
-    cluster.api.set_status(name, DONE)
-    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    cluster.succeed(key, name)
 
 
 def test_another_scheduler_takes_over_the_pod_and_makes_no_second_one(cluster):

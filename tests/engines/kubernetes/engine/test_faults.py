@@ -14,8 +14,9 @@ from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.engine.running_engine import DONE, Cluster
-from tests.engines.kubernetes.fake_api import a_node, connect, eventually, kubeconfig, running_api
+from tests.engines.kubernetes.fake_api import a_node, connect, kubeconfig, running_api
 from tests.silent_server import silent_server
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 

@@ -5,8 +5,6 @@ import time
 import pytest
 from airflow.utils.state import TaskInstanceState
 
-from tests.engines.kubernetes.engine.running_engine import DONE
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 
@@ -18,10 +16,6 @@ def _recovered(cluster):
     cluster.until(lambda: cluster.engine.executor.calls.problem is None)
 
 
-def name_of(pod):
-    return pod["metadata"]["name"]
-
-
 def args_of(pod):
     """What the pod's container runs, with the task's token."""
     return pod["spec"]["containers"][0]["args"][-1].replace(" ", "")
@@ -30,9 +24,7 @@ def args_of(pod):
 def end(cluster, key):
     """Let the pod of a task succeed."""
     (pod,) = cluster.until(lambda: cluster.pods_of(key))
-    cluster.states[key] = TaskInstanceState.SUCCESS
-    cluster.api.set_status(name_of(pod), DONE)
-    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    cluster.succeed(key, pod["metadata"]["name"])
 
 
 def test_a_pod_that_was_made_without_an_answer_is_made_once(cluster):

@@ -11,7 +11,8 @@ from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec, V1Res
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCause
 from tests.engines.kubernetes.engine.running_engine import DONE
-from tests.engines.kubernetes.fake_api import OOM_KILLED, a_pod, eventually
+from tests.engines.kubernetes.fake_api import OOM_KILLED, a_pod
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 

@@ -3,8 +3,9 @@ import pytest
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.engines.kubernetes.watch.cluster_view import HEARTBEAT_INTERVAL_S, NODE_GRACE_S, ClusterView
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
+from tests.engines.kubernetes.fake_api import a_node, a_pod, connect
 from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
+from tests.waiting import eventually
 
 GONE = {"phase": "Succeeded"}
 
@@ -37,6 +38,7 @@ class WatchedCluster:
 
 @pytest.fixture
 def watched(api):
+    """Views that are stopped afterwards."""
     made = []
 
     def make(**arguments):
@@ -46,6 +48,15 @@ def watched(api):
     yield make
     for cluster in made:
         cluster.view.stop()
+
+
+@pytest.fixture
+def cluster(api, watched):
+    """A view that has reported the node gpu-1."""
+    api.put("nodes", a_node("gpu-1"))
+    cluster = watched()
+    cluster.poll()
+    return cluster
 
 
 def ours(name, lease, slots, node="gpu-1", **arguments):
@@ -64,10 +75,7 @@ def test_nodes_are_workers_reported_once_and_then_as_alive(api, watched):
     assert cluster.poll(HEARTBEAT_INTERVAL_S) == type(changes)(alive=("gpu-1",))
 
 
-def test_a_node_that_comes_goes_or_is_not_ready_is_reported(api, watched):
-    api.put("nodes", a_node("gpu-1"))
-    cluster = watched()
-    cluster.poll()
+def test_a_node_that_comes_goes_or_is_not_ready_is_reported(api, cluster):
     api.put("nodes", a_node("gpu-2"))
     cluster.until(lambda: "gpu-2" in cluster.workers)
     api.put("nodes", a_node("gpu-1", ready="Unknown"))
@@ -81,18 +89,12 @@ def test_a_node_that_comes_goes_or_is_not_ready_is_reported(api, watched):
     assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (False, True)
 
 
-def test_a_node_that_the_store_lists_as_lost_is_reported_again(api, watched):
-    api.put("nodes", a_node("gpu-1"))
-    cluster = watched()
-    cluster.poll()
+def test_a_node_that_the_store_lists_as_lost_is_reported_again(api, cluster):
     cluster.workers["gpu-1"] = cluster.workers["gpu-1"].model_copy(update={"state": WorkerState.LOST})
     assert [worker.id for worker in cluster.poll(HEARTBEAT_INTERVAL_S).seen] == ["gpu-1"]
 
 
-def test_a_heartbeat_of_a_node_is_no_change(api, watched):
-    api.put("nodes", a_node("gpu-1"))
-    cluster = watched()
-    cluster.poll()
+def test_a_heartbeat_of_a_node_is_no_change(api, cluster):
     again = a_node("gpu-1")
     again["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-02T00:00:00Z"
     api.put("nodes", again)
@@ -171,10 +173,7 @@ def test_without_the_right_to_see_all_pods_all_else_works(api, watched, caplog):
     eventually(lambda: "ClusterRole" in caplog.text)
 
 
-def test_a_cluster_that_refuses_us_keeps_its_nodes(api, watched):
-    api.put("nodes", a_node("gpu-1"))
-    cluster = watched()
-    cluster.poll()
+def test_a_cluster_that_refuses_us_keeps_its_nodes(api, cluster):
     api.status = 401
     api.cut()
     eventually(lambda: cluster.view.problem)
@@ -207,10 +206,7 @@ def test_a_node_that_is_not_ready_after_an_outage_gets_time_to_report(api, watch
     assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (False, True)
 
 
-def test_a_cluster_that_is_away_offers_nothing_until_it_is_back(api, watched):
-    api.put("nodes", a_node("gpu-1"))
-    cluster = watched()
-    cluster.poll()
+def test_a_cluster_that_is_away_offers_nothing_until_it_is_back(api, cluster):
     api.status = 503
     api.cut()
     eventually(lambda: cluster.view.problem)
@@ -274,6 +270,13 @@ def test_the_running_one_of_two_pods_of_a_lease_counts(api, watched):
     eventually(lambda: "l1" in cluster.view.pods() and cluster.view.pods()["l1"].name == "b")
 
 
+def publish_gpus(api, count):
+    """A driver publishes so many GPUs of gpu-1, which has no device plugin."""
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_bare_node())
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(number) for number in range(count)]))
+
+
 def a_bare_node(name="gpu-1"):
     """A node without device plugins and feature discovery."""
     node = a_node(name)
@@ -288,9 +291,7 @@ def accelerators(cluster, node="gpu-1"):
 
 
 def test_a_node_with_slices_only_is_a_worker_with_gpus(api, watched):
-    api.have_claims("gpu.nvidia.com")
-    api.put("nodes", a_bare_node())
-    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0), a_gpu(1)]))
+    publish_gpus(api, 2)
     cluster = watched()
     cluster.poll()
     assert list(accelerators(cluster)) == ["gpu-0", "gpu-1"]
@@ -298,9 +299,7 @@ def test_a_node_with_slices_only_is_a_worker_with_gpus(api, watched):
 
 
 def test_devices_are_not_offered_while_the_claims_can_not_be_read(api, watched):
-    api.have_claims("gpu.nvidia.com")
-    api.put("nodes", a_bare_node())
-    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0)]))
+    publish_gpus(api, 1)
     api.forbidden.add("/apis/resource.k8s.io/v1/resourceclaims")
     cluster = watched()
     cluster.until(lambda: "gpu-1" in cluster.workers and accelerators(cluster))
@@ -310,9 +309,7 @@ def test_devices_are_not_offered_while_the_claims_can_not_be_read(api, watched):
 
 
 def test_the_taint_of_a_device_is_seen_and_so_is_its_end(api, watched):
-    api.have_claims("gpu.nvidia.com")
-    api.put("nodes", a_bare_node())
-    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0)]))
+    publish_gpus(api, 1)
     cluster = watched()
     cluster.poll()
     tainted = a_gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoExecute"}])
@@ -332,9 +329,7 @@ def test_devices_that_a_device_plugin_offers_are_not_offered_twice(api, watched)
 
 
 def test_the_claim_of_a_leases_pod_names_its_devices(api, watched):
-    api.have_claims("gpu.nvidia.com")
-    api.put("nodes", a_bare_node())
-    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0), a_gpu(1)]))
+    publish_gpus(api, 2)
     annotations = {DEVICES_ANNOTATION: "gpu.nvidia.com/gpu-1/gpu-1"}
     pod = api.put("pods", a_pod("o", "gpu-1", labels={LEASE_LABEL: "l1"}, annotations=annotations))
     cluster = watched()

@@ -1,0 +1,42 @@
+"""A port of 127.0.0.1 that nobody else takes, for servers that can't choose one and report it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import weakref
+from pathlib import Path
+
+_FIRST = 10_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class HeldPort:
+    """A port below those that the kernel gives to connections, so that none of these takes it, not even for a moment.
+
+    No other `HeldPort` of this host has the same number until this one is released or its process ends: each binds an
+    abstract Unix socket with the number in its name.
+
+    >>> HeldPort().number < 32768
+    True
+
+    :raises OSError: no port is left
+    """
+
+    def __init__(self) -> None:
+        lock = socket.socket(socket.AF_UNIX)
+        self.number = _take(lock)
+        self.release = weakref.finalize(self, lock.close)
+        """Lets others have the port."""
+
+
+def _take(lock: socket.socket) -> int:
+    end = min(int(_EPHEMERAL.read_text().split()[0]), 32_768)
+    for number in random.sample(range(_FIRST, end), 1000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", number))
+            lock.bind(f"\0hetero-airflow-port-{number}")
+            return number
+    lock.close()
+    raise OSError(f"1000 ports from {_FIRST} to {end} were tried; found none that is free")
