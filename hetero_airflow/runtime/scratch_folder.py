@@ -6,6 +6,7 @@ folder, and the next process removes the folders that are not locked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -37,9 +38,11 @@ class ScratchFolder:
         self.root = Path(tempfile.mkdtemp(prefix=prefix))
         lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # unlike those of weakref, these finalizers run in the processes of multiprocessing too, as for torch's ranks
         self.remove = Finalize(self, _remove, (self.root, lock), exitpriority=0)
         """Removes the folder now. In a forked process it does nothing."""
+        # At their end, the processes of multiprocessing run finalizers alone, and Airflow's tasks what was registered
+        # since they were forked: neither the hook of multiprocessing nor that of weakref.
+        atexit.register(self.remove)
 
     def path(self) -> Path:
         """A new path in the folder; nothing exists there."""

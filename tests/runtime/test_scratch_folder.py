@@ -62,7 +62,26 @@ def test_it_is_gone_with_its_owner_and_not_with_a_fork(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_it_is_gone_when_the_process_ends(tmp_path: Path) -> None:
-    code = "from hetero_airflow.runtime.scratch_folder import ScratchFolder as S; s = S(); s.path().mkdir(); exit(85)"
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
-    assert list(tmp_path.iterdir()) == []
+AIRFLOW_TASK = """
+if not (pid := os.fork()):
+    atexit._clear()
+    s = ScratchFolder()
+    atexit._run_exitfuncs()
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+RANK = """
+p = multiprocessing.get_context("fork").Process(target=lambda: globals().update(s=ScratchFolder()))
+p.start()
+p.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "ends", ["s.path().mkdir(); exit(85)", AIRFLOW_TASK, RANK], ids=["program", "airflow", "multiprocessing"]
+)
+def test_it_is_gone_when_the_process_ends(tmp_path: Path, ends: str) -> None:
+    imports = "import atexit, multiprocessing, os; from hetero_airflow.runtime.scratch_folder import ScratchFolder"
+    code = f"{imports}\ns = ScratchFolder()\n{ends}\nassert len(os.listdir(os.environ['TMPDIR'])) == 1"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    assert (done.returncode, list(tmp_path.iterdir())) == (85 if "85" in ends else 0, [])
