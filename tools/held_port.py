@@ -8,7 +8,8 @@ import socket
 import weakref
 from pathlib import Path
 
-_FIRST = 10_000
+_FIRST, _END = 10_000, 32_768
+_TRIES = 1000
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -32,11 +33,13 @@ class HeldPort:
 
 
 def _take(lock: socket.socket) -> int:
-    end = min(int(_EPHEMERAL.read_text().split()[0]), 32_768)
-    for number in random.sample(range(_FIRST, end), 1000):
+    ephemeral = int(_EPHEMERAL.read_text().split()[0])
+    # a host may give nearly all ports to connections: then one may be taken, for a moment
+    end = min(ephemeral, _END) if ephemeral >= _FIRST + _TRIES else _END
+    for number in random.sample(range(_FIRST, end), _TRIES):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", number))
             lock.bind(f"\0hetero-airflow-port-{number}")
             return number
     lock.close()
-    raise OSError(f"1000 ports from {_FIRST} to {end} were tried; found none that is free")
+    raise OSError(f"{_TRIES} ports from {_FIRST} to {end} were tried; found none that is free")
