@@ -104,7 +104,7 @@ def take(used: Counter[tuple[str, str, str]], place: Place) -> None:
 
 
 @rows
-@thorough
+@settings(thorough, max_examples=effort(6, 40))
 @given(snapshot=snapshots(), before=snapshots())
 def test_a_plan_keeps_the_contract(name: str, snapshot: Snapshot, before: Snapshot) -> None:
     plan = make(name).decide(snapshot, EPOCH)
@@ -375,6 +375,12 @@ def head_of(plan: Plan) -> int | None:
     return None
 
 
+def has_had_its_turn(snapshot: Snapshot, plan: Plan, head: int) -> bool:
+    """Whether the DAG of the head is placed before it: then the turns of other DAGs come first, backfill or not."""
+    dags = {request.id: request.dag_id for request in snapshot.pending}
+    return dags[plan.decisions[head].request_id] in {dags[decision.request_id] for decision in plan.decisions[:head]}
+
+
 @pytest.mark.parametrize(
     "name", [name for name in EVERY_POLICY if name != "fair_share"]
 )  # its turns depend on who waits
@@ -386,7 +392,7 @@ def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     snapshot = replace(drawn, estimates=replace(NO_ESTIMATES, mix=request_mix(drawn)))
     plan = make(name).decide(snapshot, EPOCH)
     head = head_of(plan)
-    if head is None:
+    if head is None or (name == "round_robin" and has_had_its_turn(snapshot, plan, head)):
         return
     durations = {request.id: data.draw(st.integers(1, 12), label=request.id) for request in snapshot.pending}
     ends = {key: data.draw(st.integers(1, 12), label=str(key)) for key in sorted(snapshot.usage)}
