@@ -308,7 +308,7 @@ def test_a_redis_that_was_away_is_used_again_as_broker_and_as_result_backend(mak
     assert {ends[task.key][0] for task in (first, second)} == {TaskInstanceState.SUCCESS}
 
 
-def test_adoption_and_the_end_ask_a_silent_backend_once(make_engine, server, broker):
+def test_adoption_and_the_end_ask_a_silent_backend_once(make_engine, server, broker, caplog):
     with silent_server() as silent:
         engine = make_engine(server.url, f"redis://127.0.0.1:{silent.port}/0")
         task = a_task("a")
@@ -316,6 +316,7 @@ def test_adoption_and_the_end_ask_a_silent_backend_once(make_engine, server, bro
         assert task.key in engine.executor.running
         engine.end()
         assert len(silent.connections) == 1, "after the first silence, it is not asked again"
+    assert "AirflowTaskTimeout" in caplog.text, "our limit ends the question, not the longer one of Redis's client"
 
 
 def test_a_message_that_can_not_be_made_says_nothing_about_the_broker(engine, broker, monkeypatch):

@@ -14,6 +14,7 @@ from tests.migrated_database import copy_migrated_database
 
 pytestmark = pytest.mark.system
 
+ROOT = Path(__file__).parents[2]
 GPUS = "nvidia/h100-80gb:2"
 
 HEADER = """
@@ -198,7 +199,7 @@ def outputs(home, tmp_path_factory):
     """The outputs of three DAGs, which one process runs."""
     local = LocalRuns(home, tmp_path_factory.mktemp("outputs"))
     (local.folder / "local_errors.py").write_text(ERRORS)
-    outputs = local.run(TASKS, FAILURES, CHECKPOINTS, PYTHONPATH=str(local.folder))
+    outputs = local.run(TASKS, FAILURES, CHECKPOINTS, PYTHONPATH=f"{ROOT}{os.pathsep}{local.folder}")
     assert local.lease_files() == []
     return dict(zip(("TASKS", "FAILURES", "CHECKPOINTS"), outputs, strict=True))
 

@@ -137,7 +137,8 @@ def test_foreign_lines_are_ignored(watch):
     assert poll(xid_watch, 1) == [XidEvent(uuid="GPU-0", xid=79, at=EPOCH)]
 
 
-def test_poll_does_not_wait_for_a_silent_process(watch):
+def test_poll_does_not_wait_for_a_silent_process(watch, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
     xid_watch = watch((sys.executable, "-c", "import time; time.sleep(3600)"))
     assert [xid_watch.poll() for _ in range(100)] == [[]] * 100
     assert xid_watch._process.poll() is None
@@ -149,7 +150,7 @@ def test_a_broken_process_is_not_restarted_at_once(watch, tmp_path):
     xid_watch.poll()
     xid_watch._process.wait(600)
     assert [xid_watch.poll() for _ in range(100)] == [[]] * 100
-    assert log.read_text() == "x"
+    assert (xid_watch._process, log.read_text()) == (None, "x")
 
 
 def test_the_process_ends_with_its_parent(fake_library):
