@@ -141,17 +141,25 @@ dist: $(VENV)/.installed  ## build the source archive and the wheel into dist/: 
 
 install: $(VENV)/.installed  ## set up .venv and nothing else
 
+# pip installs torch, whose build its settings choose, and uv the rest, in seconds. uv does not read pip's settings:
+# where it reaches no package index, pip goes on. Neither compiles: Python does that to what it imports.
+FIRST := $(shell sed -n 's/^\(setuptools\|torch\|uv\)==.*/\1/p' requirements.lock)
+define install
+	@$(if $(2),$(RUN) -m pip install -qq --no-compile --constraint requirements.lock $(2))
+	@$(RUN) -m uv pip install -qq --python $(RUN) $(1) || \
+	  { echo '== Going on with pip, which takes minutes'; $(RUN) -m pip install -qq --no-compile $(1); }
+endef
+
 $(VENV)/.installed: $(VENV)/bin/python requirements.lock pyproject.toml
-	@echo '== Installing the versions of requirements.lock into $(VENV) (the first time takes some minutes)'
-	@$(RUN) -m pip install -qq --requirement requirements.lock
+	@echo '== Installing the versions of requirements.lock into $(VENV) (the first time takes a minute)'
+	$(call install,--no-deps --requirement requirements.lock,$(FIRST))
 	@echo '== Installing hetero-airflow itself, editable'
-	@$(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .
+	$(call install,--no-deps --no-build-isolation --editable .)
 	@printf '%s\n' '$(CURDIR)' > $@
 
 $(VENV)/.installed-%: $(VENV)/bin/python requirements.lock pyproject.toml
-	@echo '== Installing hetero-airflow with its extra $*, in the versions of requirements.lock (the first time takes minutes)'
-	@$(RUN) -m pip install -qq --constraint requirements.lock setuptools
-	@$(RUN) -m pip install -qq --constraint requirements.lock --no-build-isolation --editable '.[$*]'
+	@echo '== Installing hetero-airflow with its extra $*, in the versions of requirements.lock (the first time takes a minute)'
+	$(call install,--constraint requirements.lock --no-build-isolation --editable '.[$*]',$(filter-out $(if $(filter docs,$*),torch),$(FIRST)))
 	@printf '%s\n' '$(CURDIR)' > $@
 
 $(VENV)/bin/python:
@@ -186,7 +194,7 @@ lock:  ## write requirements.lock anew, pins kept where they still fit; UPGRADE=
 	@echo '== Resolving'
 	@$(RUN) -m venv build/lock && build/lock/bin/python -m pip install -qq uv
 	@$(if $(UPGRADE),rm -f build/pins,cp requirements.lock build/pins)
-	@printf 'setuptools>=80\ntorch==2.13.0\n' | build/lock/bin/uv pip compile pyproject.toml - --all-extras --universal \
+	@printf 'setuptools>=80\ntorch==2.13.0\nuv>=0.9\n' | build/lock/bin/uv pip compile pyproject.toml - --all-extras --universal \
 	  --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet -o build/pins
 	@{ echo '# Every package, pinned. Written by `make lock`; do not edit.'; \
 	  sed -e '/^nvidia-ml-py=/b' -e '/^cuda-/d' -e '/^nvidia-/d' -e '/^triton=/d' build/pins; } > build/requirements.lock
