@@ -2,7 +2,7 @@
 
 Two Airflows at once on two cores starve each other. So each test that boots one belongs to a group of `AIRFLOWS`, and
 the first process runs these groups. The other processes run the files that compute, lint first. The first process takes
-such files too, once no group is left.
+such files too, once no group is left. An API server alone starves nothing, so a test that boots no more computes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ AIRFLOWS = {
     "Airflow on PostgreSQL": ("tests/system/test_beside_other_executors.py", "tests/system/test_gangs.py"),
     "examples": ("tests/dags/test_example_dags.py",),
     "page": ("tests/web/test_page.py",),
-    "routes": ("tests/web/test_every_route.py",),
     "Celery": ("tests/system/test_celery.py",),
     "Edge": ("tests/system/test_edge.py",),
     "outages": ("tests/system/test_outages.py",),
     "preload": ("tests/system/test_preload.py",),
     "speeds": ("tests/system/test_learned_speeds.py",),
-    "agents": ("tests/cli/workers/test_enroll.py", "tests/agent/test_netsplit.py"),
     "demo": ("tests/tools/test_demo.py",),
-    "package": ("tests/packaging/",),
     "control plane": ("tests/system/kubernetes/",),
 }
 """Group → the beginnings of its tests' node ids. The longest one counts. Each group shares its Airflow."""

@@ -29,6 +29,7 @@ from hetero_airflow.testing import a_pending, a_place, move_lease
 from tests.api_server import SECRET
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.system
 AGENT, SERVER = "10.213.77.1", "10.213.77.2"
 PORT = 8080
 

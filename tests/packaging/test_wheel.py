@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("hetero_airflow", "operators", "sensors")
 REPORT = """

@@ -60,7 +60,7 @@ def test_where_torchrun_dies_both_give_their_devices_back_and_go_on_together_fro
 
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
-    run_id = airflow.trigger("gang", {"steps": 40})  # long enough to get a notice before it is over
+    run_id = airflow.trigger("gang", {"steps": 200})  # it is over when it may hurry
 
     def have_begun():
         """Airflow treats the clear of a task that has just started as a failure, and waits for the retry."""
@@ -73,6 +73,10 @@ def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
         "/dags/gang/clearTaskInstances",
         json={"dry_run": False, "dag_run_id": run_id, "only_failed": False, "task_ids": [["train", 1]]},
     )
+    airflow.wait_until(lambda: starts(airflow, run_id) == 2, "both to start again")
+    folder = airflow.home / "gangs" / run_id.replace(":", "")
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / "hurry").touch()
     assert airflow.wait_for_run("gang", run_id) == "success"
     assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 2}
     assert starts(airflow, run_id) == 2

@@ -61,6 +61,13 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
         assert "urgent." not in cause
 
 
+@pytest.fixture(scope="module")
+def deadlocked(airflow):
+    """A run whose task takes its time to hang: the other tests run meanwhile, on other devices."""
+    return airflow.trigger("deadlocking")
+
+
+@pytest.mark.usefixtures("deadlocked")
 def test_a_task_moves_off_a_device_that_is_drained(airflow):
     (worker,) = json.loads(airflow.run("hetero", "workers", "--json").stdout)
     run_id, _ = start_saving(airflow)
@@ -100,22 +107,6 @@ def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same
     log = airflow.log_text("saving", run_id, "saving")
     assert "Its worker shuts down: the task gets a notice to save and end" in log
     assert f"Going on after step {result['first'] - 1} of {STEPS}" in log
-
-
-def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_the_same_try(airflow):
-    run_id = airflow.trigger("deadlocking")
-    try_number, result = is_over(airflow, "deadlocking", run_id)
-    assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
-    log = airflow.log_text("deadlocking", run_id, "deadlocking")
-    stacks = log.partition("The task is idle: no step, no use of its devices or cores. Its stacks follow")[2]
-    shown, after = stacks.split("The task hangs: it gets a notice to save and end")
-    assert re.search(
-        r"system_dags\.py\", line \d+ in wait_for_itself\n.*system_dags\.py\", line \d+ in deadlocking\n", shown
-    )
-    assert "The task did not save and end in time. It is stopped" in after
-    assert "It hung (" in after
-    assert "requeued at once, for the 1st time of 2, without using a retry" in after
-    assert f"Going on after step {result['first'] - 1} of 10" in after
 
 
 @pytest.mark.parametrize(("dag_id", "goes_on"), [("saving", False), ("resuming", True)])
@@ -161,3 +152,19 @@ def test_the_cause_of_a_failure_decides_what_comes_next(airflow):
     assert (hopeless["state"], hopeless["try_number"]) == ("failed", 1)
     assert "fails at once" in airflow.log_text("failing", run_id, "no_cure")
     assert (hungry["state"], hungry["try_number"]) == ("success", 1)
+
+
+def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_the_same_try(airflow, deadlocked):
+    run_id = deadlocked
+    try_number, result = is_over(airflow, "deadlocking", run_id)
+    assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
+    log = airflow.log_text("deadlocking", run_id, "deadlocking")
+    stacks = log.partition("The task is idle: no step, no use of its devices or cores. Its stacks follow")[2]
+    shown, after = stacks.split("The task hangs: it gets a notice to save and end")
+    assert re.search(
+        r"system_dags\.py\", line \d+ in wait_for_itself\n.*system_dags\.py\", line \d+ in deadlocking\n", shown
+    )
+    assert "The task did not save and end in time. It is stopped" in after
+    assert "It hung (" in after
+    assert "requeued at once, for the 1st time of 2, without using a retry" in after
+    assert f"Going on after step {result['first'] - 1} of 10" in after

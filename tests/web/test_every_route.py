@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -13,18 +17,20 @@ from airflow.models.dag import DagModel
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.team import Team
 from fastapi.routing import APIRoute
-from local_airflow import USER, LocalAirflow
+from local_airflow import PATIENCE_S, USER, LocalAirflow
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.orm import Session
 
-from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX
+from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, HEARTBEAT_PATH, INVENTORY_PATH, PREFIX
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.api_server import Speaker, make_app
 
+pytestmark = pytest.mark.system
 METRICS = "/metrics"
 METRICS_TOKEN = secrets.token_hex(16)
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
@@ -60,7 +66,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
         "AIRFLOW__HETERO__METRICS_TOKEN": METRICS_TOKEN,
     }
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
-    made = LocalAirflow(home, dags, components=["api-server"], settings=settings)
+    simulated = "nvidia/h100-80gb:2"
+    made = LocalAirflow(home, dags, components=["api-server"], simulated=simulated, settings=settings)
     home.mkdir(exist_ok=True)
     made.migrate()
     add_teams(made.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
@@ -251,3 +258,41 @@ def test_of_the_queue_each_sees_the_dags_that_he_may_read(airflow, tokens, engin
 
     assert seen("reader") == {"waiting": ["dag-red"], "leases": ["dag-red"]}
     assert seen(USER) == {"waiting": ["dag-blue", "dag-red"], "leases": ["dag-blue", "dag-red"]}
+
+
+def start_agent(airflow: LocalAirflow, name: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """An agent that can reach no database."""
+    environment = {**airflow.environment, **variables, "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/a.db"}
+    command = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_an_agent_from_enrolment_to_revocation(airflow, engine):
+    """The last test, since the worker stays known."""
+    store = SqlStore(engine)
+
+    def node() -> Worker | None:
+        return next((worker for worker in store.snapshot().workers if worker.id == "node-7"), None)
+
+    secret = re.search(rf"{ENROLMENT_VARIABLE}=(\S{{43}}) ", airflow.run("hetero", "enroll", "node-7").stdout)[1]
+    agent = start_agent(airflow, "node-7", "--labels", '{"zone": "a"}', **{ENROLMENT_VARIABLE: secret})
+    worker = airflow.wait_until(node, "the worker to be known")
+    assert (worker.engine, worker.labels, worker.state) == ("celery", {"zone": "a"}, "online")
+    assert [device.model for device in worker.devices if device.simulated] == ["h100-80gb"] * 2
+    assert "node-7" in airflow.run("hetero", "workers").stdout
+    assert "a key that was enrolled at" in airflow.run("hetero", "enroll", "node-7", check=False).stderr
+
+    agent.send_signal(signal.SIGTERM)
+    output, _ = agent.communicate(timeout=PATIENCE_S)
+    assert (agent.returncode, node().state) == (0, WorkerState.LOST)
+    assert "Worker node-7 has left." in output
+    assert secret not in output
+
+    agent = start_agent(airflow, "node-7")
+    airflow.wait_until(lambda: node().state is WorkerState.ONLINE, "the worker to be back")
+    assert store.snapshot().holds == ()
+    airflow.run("hetero", "revoke", "node-7")
+    output, _ = agent.communicate(timeout=PATIENCE_S)
+    assert agent.returncode == 1
+    assert "airflow hetero enroll" in output
+    assert "Traceback" not in output

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from local_airflow import PATIENCE_S, LocalAirflow
 from sqlalchemy import Engine, NullPool, create_engine, select
 
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.cli.workers.enroll import check_name, enroll_worker
 from hetero_airflow.cli.workers.revoke import revoke_worker
 from hetero_airflow.errors import HeteroError, IdentityError
-from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql.store import SqlStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,52 +57,6 @@ def test_a_name_that_no_worker_may_have_is_refused(database, name):
     with pytest.raises(HeteroError, match="Use another name"):
         list(enroll_worker(database, name, NOW))
     assert check_name("node-7/gpu 0") == "node-7/gpu 0"
-
-
-@pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """Airflow's API server alone."""
-    dags = tmp_path_factory.mktemp("dags")
-    simulated = "nvidia/h100-80gb:2"
-    with LocalAirflow(tmp_path_factory.mktemp("agents"), dags, components=["api-server"], simulated=simulated) as made:
-        yield made
-
-
-def start_agent(airflow: LocalAirflow, name: str, secret: str = "", *arguments: str) -> subprocess.Popen[str]:
-    environment = airflow.environment | ({"HETERO_AIRFLOW_ENROLMENT": secret} if secret else {})
-    environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/agents-need-no-database.db"}
-    command = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_an_agent_from_enrolment_to_revocation(airflow):
-    engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
-    store = SqlStore(engine)
-    secret = secret_in(airflow.run("hetero", "enroll", "node-7").stdout)
-    labels = ("--labels", '{"zone": "a"}')
-    agent = start_agent(airflow, "node-7", secret, *labels)
-    airflow.wait_until(lambda: store.snapshot().workers, "the worker to be known")
-    (worker,) = store.snapshot().workers
-    assert (worker.id, worker.engine, worker.labels, worker.state) == ("node-7", "celery", {"zone": "a"}, "online")
-    assert [device.model for device in worker.devices if device.simulated] == ["h100-80gb"] * 2
-    assert "node-7" in airflow.run("hetero", "workers").stdout
-    assert "a key that was enrolled at" in airflow.run("hetero", "enroll", "node-7", check=False).stderr
-
-    agent.send_signal(signal.SIGTERM)
-    output, _ = agent.communicate(timeout=PATIENCE_S)
-    assert (agent.returncode, store.snapshot().workers[0].state) == (0, WorkerState.LOST)
-    assert "Worker node-7 has left." in output
-    assert secret not in output
-
-    agent = start_agent(airflow, "node-7")
-    airflow.wait_until(lambda: store.snapshot().workers[0].state is WorkerState.ONLINE, "the worker to be back")
-    assert store.snapshot().holds == ()
-    airflow.run("hetero", "revoke", "node-7")
-    output, _ = agent.communicate(timeout=PATIENCE_S)
-    assert agent.returncode == 1
-    assert "airflow hetero enroll" in output
-    assert "Traceback" not in output
-    engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def main():
         with torch.no_grad():
             model.weight += done
         steps.append(step)
-        time.sleep(0.2)
+        time.sleep(0 if (folder / "hurry").exists() else 0.2)
         if step == 3 and rank == size - 1 and torchrun_dies and not (folder / "died").exists():
             checkpoint.wait()
             (folder / "died").touch()

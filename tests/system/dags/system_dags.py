@@ -158,7 +158,7 @@ def wait_for_itself():
 
 with DAG("deadlocking", schedule=None):
 
-    @task.device(device="gpu", retries=0)
+    @task.device(device="npu", retries=0)
     def deadlocking(dag_run=None):
         from hetero_airflow.runtime import checkpoint
 

@@ -19,7 +19,7 @@ def use(name, seconds):
     about = {"name": name, "worker": lease.worker, "ids": list(lease.ids), "token": lease.token}
     note(**about, what="start")
     start = time.time()
-    time.sleep(seconds)
+    nap(name, seconds)
     note(**about, what="end")
     ids = [f"{lease.worker}/{id_}" for id_ in lease.ids]
     return {"ids": ids, "kind": lease.kind, "milli": 1000, "start": start, "end": time.time(), "worker": lease.worker,

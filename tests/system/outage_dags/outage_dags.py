@@ -10,23 +10,26 @@ from hetero_airflow.operators import DevicePythonOperator
 from hetero_airflow.sensors import DeviceAvailableSensor
 
 
-def use_device(name, seconds):
+def use_device(name, seconds, until=""):
+    """Hold a device for so long, or until the file exists."""
     with open(f"{os.environ['AIRFLOW_HOME']}/{name}.starts", "a") as file:
         file.write(f"{os.getpid()}\n")
-    time.sleep(seconds)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not os.path.exists(until):
+        time.sleep(0.1)
     return name
 
 
-with DAG("before", schedule=None, params={"through_s": 40, "ends_s": 12}, default_args={"retries": 0}):
+with DAG("before", schedule=None, params={"until": "", "ends_s": 12}, default_args={"retries": 0}):
     for name, device, seconds in (
-        ("through", "gpu", "{{ params.through_s }}"),
+        ("through", "gpu", "600"),
         ("ends", "gpu", "{{ params.ends_s }}"),
         ("killed", "npu", "{{ params.ends_s }}"),
     ):
         DevicePythonOperator(
             task_id=name,
-            python_callable=lambda name, seconds: use_device(name, float(seconds)),
-            op_args=[name, seconds],
+            python_callable=lambda name, seconds, until: use_device(name, float(seconds), until),
+            op_args=[name, seconds, "{{ params.until }}"],
             device=device,
         )
 
