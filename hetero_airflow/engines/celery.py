@@ -88,6 +88,8 @@ class CeleryEngine(RemoteEngine):
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from Celery's result backend."""
+        for key in self.leases.reported(self._context):
+            self.executor.note_started(key)
         self._read_results(self.executor.sync)
         return self.take_events()
 
@@ -140,6 +142,8 @@ class RoutingCeleryExecutor(CeleryExecutor):
         self.undelivered: set[Any] = set()
         """Placed tasks that never reached a worker process, and never will."""
         self._placed: set[Any] = set()
+        self._started: set[Any] = set()
+        """Tasks of which a process was seen: placed ones, and those of another scheduler."""
         self._limit_connecting()
 
     def _limit_connecting(self) -> None:
@@ -217,10 +221,23 @@ class RoutingCeleryExecutor(CeleryExecutor):
         for ti in sent:
             self.workloads[ti.key] = AsyncResult(ti.external_executor_id, app=self.celery_app)
             self.running.add(ti.key)
+        self._started.update(ti.key for ti in sent if ti.state == TaskInstanceState.RUNNING)
         return [ti for ti in tis if ti.external_executor_id is None]
 
+    def note_started(self, key: Any) -> None:
+        """Note that a process of a placed task was seen."""
+        self._started.update({key} & self._placed)
+
     def update_task_state(self, key: Any, state: str, info: Any) -> None:
-        """Note Celery's state. A placed task that expired in its queue has not failed."""
+        """Note Celery's state. A placed task that expired in its queue has not failed.
+
+        Redis delivers a message again if it is not acknowledged within the visibility timeout, which a long task is
+        not. The message has expired by then, so the worker writes REVOKED over STARTED while the task runs on.
+        """
+        if state == states.STARTED:
+            self.note_started(key)
+        if state == states.REVOKED and key in self._started:
+            return
         if state == states.REVOKED and key in self._placed:
             self.workloads.pop(key, None)
             self.running.discard(key)
@@ -229,6 +246,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
             super().update_task_state(key, state, info)
         if key not in self.workloads:
             self._placed.discard(key)
+            self._started.discard(key)
 
 
 def _limited() -> Any:

@@ -22,9 +22,6 @@ from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
-_MAX_COMMAND_LENGTH: int = EdgeJobModel.__table__.c.command.type.length
-"""Length limit of a workload in EdgeExecutor's table, in characters."""
-
 
 class EdgeEngine(RemoteEngine):
     """Puts each device task into the table from which the chosen edge worker takes its jobs.
@@ -44,11 +41,11 @@ class EdgeEngine(RemoteEngine):
 
         :raises EngineError: the job does not fit into EdgeExecutor's table
         """
-        length = len(workload.model_dump_json())
-        if length > _MAX_COMMAND_LENGTH:
+        length, limit = len(workload.model_dump_json()), _max_command_length()
+        if limit is not None and length > limit:
             raise EngineError(
                 f"to send edge worker {worker.id} a job with {len(lease.claims)} devices",
-                found=f"{length} characters; EdgeExecutor's table takes {_MAX_COMMAND_LENGTH}",
+                found=f"{length} characters; EdgeExecutor's table takes {limit}",
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )
         self.leases.hand_over(workload.key, lease)
@@ -127,3 +124,8 @@ def _job(key: Any) -> tuple[ColumnElement[bool], ...]:
         EdgeJobModel.map_index == key.map_index,
         EdgeJobModel.try_number == key.try_number,
     )
+
+
+def _max_command_length() -> int | None:
+    """Length limit of a workload in EdgeExecutor's table, in characters; None where its column is a text, as in 5.2."""
+    return getattr(EdgeJobModel.__table__.c.command.type, "length", None)

@@ -73,6 +73,11 @@ class RemoteLeases:
             if len(self._finished) > _MAX_FINISHED:
                 del self._finished[next(iter(self._finished))]
 
+    def reported(self, context: EngineContext) -> Iterator[Any]:
+        """The keys of tasks whose processes are in the last heartbeat of an agent."""
+        running = frozenset[str]().union(*(heartbeat.leases for heartbeat in context.heartbeats().values()))
+        return (key for key, lease_id in self._leases.items() if lease_id in running)
+
     def liveness_of(self, processes: Sequence[LeasedProcess], context: EngineContext) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, from the agents' heartbeats and the executor's events."""
         now, workers, heartbeats = datetime.now(UTC), context.workers(), context.heartbeats()

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import threading
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -82,14 +84,15 @@ def state_of(engine, task):
 
 
 @contextlib.contextmanager
-def celery_worker(engine):
+def celery_worker(engine, name="w1@host", **options):
     """A real worker that receives the broadcasts to all workers. Returns a function that lets it consume a queue."""
     app = engine.executor.celery_app
-    with start_worker(app, hostname="w1@host", queues=["elsewhere"], perform_ping_check=False, loglevel="warning"):
-        eventually(lambda: app.control.ping(destination=["w1@host"], timeout=1))
+    options = {"queues": ["elsewhere"], "perform_ping_check": False, "loglevel": "warning"} | options
+    with start_worker(app, hostname=name, **options):
+        eventually(lambda: app.control.ping(destination=[name], timeout=1))
 
         def listen_to(queue):
-            assert app.control.add_consumer(queue, destination=["w1@host"], reply=True, timeout=20)
+            assert app.control.add_consumer(queue, destination=[name], reply=True, timeout=20)
 
         yield listen_to
 
@@ -199,6 +202,45 @@ def test_a_message_that_expired_is_no_failure(engine, broker):
     assert first_id in ids
 
 
+def test_a_task_that_outlives_the_visibility_timeout_of_redis_runs_on(make_engine, server, broker, monkeypatch):
+    """Redis hands its message to a second worker, which finds it expired and writes REVOKED over STARTED."""
+    monkeypatch.setenv("AIRFLOW__CELERY_BROKER_TRANSPORT_OPTIONS__VISIBILITY_TIMEOUT", "5")
+    monkeypatch.setattr("hetero_airflow.engines.celery.START_TIMEOUT_S", 2)
+    engine, may_end = make_engine(server.url), threading.Event()
+    monkeypatch.setattr(engine.executor.celery_app.tasks["execute_workload"], "run", lambda _: may_end.wait())
+    task, lease = place(engine)
+    engine.heartbeat()
+    with celery_worker(engine, pool="threads") as listen_to, contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(may_end.set)
+        listen_to(worker_queue("w1"))
+        eventually(lambda: state_of(engine, task) == states.STARTED)
+        engine.collect()
+        eventually(lambda: broker.zcount("unacked_index", 0, time.time() - 5))
+        with celery_worker(engine, "w2@host", queues=[worker_queue("w1")]):
+            eventually(lambda: state_of(engine, task) == states.REVOKED)
+        assert engine.collect() == {}
+        assert liveness(engine, lease, seen_at=datetime.now(UTC)) is not Liveness.GONE
+        may_end.set()
+        eventually(lambda: state_of(engine, task) == states.SUCCESS)
+    assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
+
+
+@pytest.mark.parametrize("seen_by", ["its agent", "an earlier scheduler"])
+def test_a_message_that_is_revoked_after_a_process_was_seen_says_nothing(engine, heartbeats, seen_by):
+    task, lease = place(engine)
+    engine.heartbeat()
+    if seen_by == "its agent":
+        heartbeats["w1"] = WorkerHeartbeat(datetime.now(UTC), frozenset({lease.id}))
+    else:
+        engine.try_adopt([running(task)])
+    answer(engine, task, states.REVOKED)
+    assert {state for state, _ in engine.collect().values()} <= {TaskInstanceState.QUEUED}
+    seen_at = datetime.now(UTC)
+    assert liveness(engine, lease, seen_at=seen_at) is not Liveness.GONE
+    heartbeats["w1"] = WorkerHeartbeat(seen_at + timedelta(seconds=5), frozenset())
+    assert liveness(engine, lease, seen_at=seen_at) is Liveness.GONE
+
+
 def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     task, lease = place(engine)
     second_task, _ = place(engine, "b")
@@ -224,10 +266,16 @@ def test_a_sent_task_can_be_withdrawn_while_the_broker_is_away(engine, server):
     assert liveness(engine, lease, "queued") is Liveness.UNKNOWN
 
 
+def running(task):
+    """The task instance, as Airflow offers it for adoption."""
+    values = {"key": task.key, "external_executor_id": task.ti.external_executor_id}
+    return SimpleNamespace(**values, state=TaskInstanceState.RUNNING)
+
+
 def test_a_task_of_a_dead_scheduler_is_followed(engine):
     task = a_task("a")
     answer(engine, task, states.STARTED)
-    assert list(engine.try_adopt([task.ti])) == []
+    assert list(engine.try_adopt([running(task)])) == []
     answer(engine, task, states.SUCCESS)
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
 
@@ -312,7 +360,7 @@ def test_adoption_and_the_end_ask_a_silent_backend_once(make_engine, server, bro
     with silent_server() as silent:
         engine = make_engine(server.url, f"redis://127.0.0.1:{silent.port}/0")
         task = a_task("a")
-        assert list(engine.try_adopt([task.ti])) == []
+        assert list(engine.try_adopt([running(task)])) == []
         assert task.key in engine.executor.running
         engine.end()
         assert len(silent.connections) == 1, "after the first silence, it is not asked again"

@@ -9,7 +9,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.providers.edge3.models.edge_job import EdgeJobModel
 from airflow.utils.state import TaskInstanceState
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import create_engine, select, update
+from sqlalchemy import Text, create_engine, select, update
 from sqlalchemy.orm import sessionmaker
 
 from hetero_airflow.contract.envelope import add_lease
@@ -139,6 +139,15 @@ def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, se
     with pytest.raises(EngineError, match=r"edge worker w1 a job with 1 devices; found \d+ characters; .* takes 2048"):
         engine.hand_over(task, a_lease(task), WORKER)
     assert jobs(session) == {}
+
+
+def test_a_long_job_is_sent_where_the_table_has_no_limit(monkeypatch, request):
+    """As in edge3 5.2; the column is made a text before the table is created."""
+    monkeypatch.setattr(EdgeJobModel.__table__.c.command, "type", Text())
+    engine, session = (request.getfixturevalue(name) for name in ("engine", "session"))
+    task = a_task("long", "hetero", context_carrier={"hetero": "x" * 3000})
+    engine.hand_over(task, a_lease(task), WORKER)
+    assert jobs(session) == {"long": ("hetero.w1", "queued")}
 
 
 def test_a_job_for_a_host_with_eight_gpus_fits_into_the_table(engine, session):
