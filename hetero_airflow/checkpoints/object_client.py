@@ -2,6 +2,10 @@
 
 Credentials come from boto3's own chain (environment, files, the role of the host). A process that serves many tasks
 passes them in when it opens a store. A place holds none. botocore's retry configuration makes all retries of requests.
+
+botocore sends a checksum with each body, over HTTPS as a trailer (``aws-chunked``), which S3 compares. For stored data
+the manifest's SHA-256 counts. Stores that refuse such bodies (Oracle's, older MinIO and Ceph, gateways) need
+``AWS_REQUEST_CHECKSUM_CALCULATION=when_required``, or ``request_checksum_calculation`` in boto3's configuration file.
 """
 
 from __future__ import annotations
@@ -146,4 +150,9 @@ def _remedy(code: str) -> str:
         return "Give its key s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket there"
     if code == "NoSuchBucket":
         return "Make the bucket, or correct checkpoint_url"
+    if code in ("NotImplemented", "501"):
+        return (
+            "The store lacks what this request needs. If it refuses aws-chunked bodies, set "
+            "AWS_REQUEST_CHECKSUM_CALCULATION=when_required for the scheduler and the workers"
+        )
     return "Try again later"

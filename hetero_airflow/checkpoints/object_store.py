@@ -34,9 +34,6 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
 TRANSFER = TransferConfig(multipart_threshold=8 << 20, multipart_chunksize=8 << 20, max_concurrency=8)
-CHECKSUM = "CRC32"
-"""For the transfer, where S3 compares it for each part. For stored data the manifest's SHA-256 counts."""
-
 ATTEMPTS = 4
 """botocore retries a request only until the head of its answer has arrived. A cut-off body is requested again here."""
 
@@ -108,15 +105,13 @@ class ObjectStore:
             return self._put_if(at, content, version)
 
     def put(self, key: str, source: Path) -> None:
-        """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum."""
+        """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum (see `object_client`)."""
         at = self._at(key)
         with source.open("rb") as file, translated_errors(f"to write {shorten(key)}"):
             for attempt in range(1, ATTEMPTS + 1):
                 file.seek(0)
                 try:
-                    self._client.upload_fileobj(
-                        file, at["Bucket"], at["Key"], ExtraArgs={"ChecksumAlgorithm": CHECKSUM}, Config=TRANSFER
-                    )
+                    self._client.upload_fileobj(file, at["Bucket"], at["Key"], Config=TRANSFER)
                 except (ClientError, ResponseParserError) as error:
                     # The answer to its last request may be lost; the retry then finds no upload any more.
                     if isinstance(error, ClientError) and status_of(error)[0] != 404:
@@ -204,7 +199,7 @@ class ObjectStore:
     def _put_if(self, at: dict[str, str], content: bytes, version: str | None) -> str | None:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
-            answer = self._client.put_object(**at, **condition, Body=content, ChecksumAlgorithm=CHECKSUM)
+            answer = self._client.put_object(**at, **condition, Body=content)
         except ClientError as error:
             status, code = status_of(error)
             if status in (404, 409, 412) and code != "NoSuchBucket":
@@ -222,6 +217,7 @@ class ObjectStore:
         except ClientError as error:
             if status_of(error)[1] not in ("NotImplemented", "InvalidArgument"):
                 raise
+            self._client.put_object(**at, Body=b"")  # raises if the store refuses more than the conditions
             accepted = ["", ""]
         if accepted[1:] != [None, None]:
             raise CheckpointStoreUnavailable(

@@ -6,16 +6,23 @@ import contextlib
 import gc
 import http.client
 import resource
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.index import CheckpointEntry
@@ -29,7 +36,10 @@ from tests.effort import effort, long
 
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 BROKEN = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+NOT_IMPLEMENTED = b"<Error><Code>NotImplemented</Code><Message>No such feature.</Message></Error>"
+UNKNOWN_HEADERS = {"no aws-chunked": ("Content-Encoding", "aws-chunked"), "no conditions": ("If-None-Match", "*")}
 KINDS = ["500", "dropped", "answer lost", "cut off"]
+YEAR = timedelta(days=365)
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 Fault = Callable[[str, str, int], str | None]
@@ -67,13 +77,27 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def content(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        chunks = []
+        while size := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
+
     def forward(self) -> None:
-        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        content = self.content()
         with self.server.lock:
             self.server.number += 1
             fault = self.server.fault(self.command, self.path, self.server.number)
         if fault == "dropped":
             self.close_connection = True
+            return
+        header, text = UNKNOWN_HEADERS.get(fault or "", ("", ""))
+        if header in self.headers and text in self.headers[header]:
+            self.answer(501, {}, NOT_IMPLEMENTED)
             return
         if fault in ("500", "503"):
             self.answer(int(fault), {}, BROKEN if fault == "500" else SLOW_DOWN)
@@ -261,6 +285,57 @@ def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_overwritten(
     with pytest.raises(CheckpointStoreUnavailable, match="does not honour If-None-Match"):
         store.replace(f"{place.path}/index.json", b"mine", None)
     assert honest.read(f"{place.path}/index.json", at_most=100).content == content
+
+
+@pytest.fixture
+def secure_store(proxy: Proxy, s3_place, tmp_path, monkeypatch) -> Callable[[], CheckpointStore]:
+    """Opens the store over HTTPS, where botocore sends checksums as trailers."""
+    key, certificate = a_certificate()
+    (tmp_path / "server.pem").write_bytes(key + certificate)
+    (tmp_path / "ca.pem").write_bytes(certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    proxy.socket = context.wrap_socket(proxy.socket, server_side=True)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+    url = proxy.url.replace("http:", "https:")
+    return lambda: open_store(s3_place(endpoint=url, endpoints=(url,), token=1))
+
+
+def a_certificate() -> tuple[bytes, bytes]:
+    """A key and a certificate of its own for 127.0.0.1, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "proxy")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + YEAR)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    certificate = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return private, certificate.public_bytes(pem)
+
+
+def test_a_store_that_refuses_checksums_in_trailers_works_without_and_the_error_says_so(
+    secure_store, proxy: Proxy, tmp_path, monkeypatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1000))
+    proxy.fault = lambda method, path, number: "no aws-chunked"
+    for write in (
+        lambda store: store.replace("dag/index.json", b"{}", None),
+        lambda store: store.put("dag/part", source),
+    ):
+        monkeypatch.delenv("AWS_REQUEST_CHECKSUM_CALCULATION", raising=False)
+        with pytest.raises(CheckpointStoreUnavailable, match=r"NotImplemented.*CALCULATION=when_required for") as error:
+            write(secure_store())
+        assert "Try again" not in str(error.value)
+        monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+        write(secure_store())
+
+
+def test_a_store_that_knows_no_conditions_is_refused_for_that(store, proxy: Proxy) -> None:
+    proxy.fault = lambda method, path, number: "no conditions"
+    with pytest.raises(CheckpointStoreUnavailable, match="does not honour If-None-Match"):
+        store.replace("dag/index.json", b"{}", None)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # s3transfer forgets the socket
