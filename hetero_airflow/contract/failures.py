@@ -27,6 +27,8 @@ def evidence_of_loss(cause: TerminationCause | None, xids: tuple[tuple[str, int]
     """
     if cause is not None and cause.is_out_of_memory:
         return Evidence(oom_kills=1, host_memory_bytes=cause.host_memory_bytes)
+    if cause is not None and cause.worker_problem is not None:
+        return Evidence(worker_problem=cause.worker_problem)
     return Evidence(is_gone=True, xids=xids)
 
 
@@ -44,12 +46,16 @@ def failure_of(
     if lease is not None and lease.is_remote and evidence.final_exception_type in IMPORT_ERRORS:
         failure_class = FailureClass.CODE_ERROR  # another worker may have the module
     is_cpu = lease is not None and lease.kind == "cpu"
+    has_device = lease is not None and not is_cpu and not lease.simulated
+    if failure_class is FailureClass.WORKER and not classification.is_of_host and not has_device:
+        failure_class = FailureClass.CODE_ERROR  # it uses a device that it has not leased
     host_memory_bytes = lease.memory_bytes or None if lease and is_cpu else None
     return Failure(
         failure_class=failure_class,
         evidence=classification.evidence,
         worker=lease.worker if lease else None,
         device_ids=lease.ids if lease and not is_cpu else (),
+        is_of_host=classification.is_of_host,
         at=now,
         epoch=epoch,
         token=lease.token if lease else None,

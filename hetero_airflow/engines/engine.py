@@ -109,9 +109,11 @@ class TerminationCause:
     """Why the work of a lease ended, if only its cluster can tell: the supervisor ended together with the task."""
 
     is_out_of_memory: bool = False
-    """Its process was killed because host memory ran out. If False, it was evicted or deleted from outside."""
+    """Its process was killed because host memory ran out. If False, its worker broke, or it was evicted or deleted."""
     host_memory_bytes: int | None = None
     """Its memory limit; None for no limit, and if memory was not the cause."""
+    worker_problem: str | None = None
+    """Why its worker could not start it, in the cluster's words; None if that was not the cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class ObservedError:
     """An error that a driver or a task reports of a device."""
 
     device_id: str
+    """Empty: the whole worker."""
     error_class: ErrorClass
     text: str
     at: datetime
@@ -120,11 +121,14 @@ def after_burn_in(health: DeviceHealth, failure: str, now: datetime) -> DeviceHe
 
 
 def hold_of(worker_id: str, device_id: str, health: DeviceHealth) -> Hold | None:
-    """The hold that keeps a device from being leased; None for a healthy device."""
+    """The hold that keeps a device, or a worker (an empty id), from being leased; None if it is healthy."""
     if health.state is HealthState.HEALTHY or health.since is None:
         return None
     if health.state is HealthState.RETIRED:
-        returns = f"a person runs `airflow hetero undrain {worker_id}/{device_id}`, after {health.strikes} times out"
+        target = f"{worker_id}/{device_id}" if device_id else worker_id
+        returns = f"a person runs `airflow hetero undrain {target}`, after {health.strikes} times out"
+    elif not device_id:
+        returns = "its time is over" if health.until is None else f"it is {health.until:%Y-%m-%d %H:%M:%S} UTC"
     elif health.until is not None:
         returns = f"a burn-in passes, where one can be run, from {health.until:%Y-%m-%d %H:%M:%S} UTC on"
     else:

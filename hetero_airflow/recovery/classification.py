@@ -30,6 +30,8 @@ class Classification:
 
     failure_class: FailureClass
     evidence: str
+    is_of_host: bool = False
+    """Whether it is about the host, and not about the task's devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,16 @@ class FailureSign:
     """Describes the match and its place; None if there is none."""
     source: str
     """Where the text or the fact is documented, or was seen."""
+    is_of_host: bool = False
 
 
-def _fact(failure_class: FailureClass, source: str, find: Callable[[Evidence], str | None]) -> FailureSign:
-    return FailureSign(failure_class, find, source)
+def _fact(
+    failure_class: FailureClass, source: str, find: Callable[[Evidence], str | None], *, is_of_host: bool = False
+) -> FailureSign:
+    return FailureSign(failure_class, find, source, is_of_host)
 
 
-def _text(failure_class: FailureClass, source: str, pattern: str) -> FailureSign:
+def _text(failure_class: FailureClass, source: str, pattern: str, *, is_of_host: bool = False) -> FailureSign:
     """A text in the exception, in its causes, or in the log if the log counts."""
     compiled = re.compile(pattern)
 
@@ -58,7 +63,7 @@ def _text(failure_class: FailureClass, source: str, pattern: str) -> FailureSign
                 return f'"{" ".join(match[0].split())}" in {where}'
         return None
 
-    return FailureSign(failure_class, find, source)
+    return FailureSign(failure_class, find, source, is_of_host)
 
 
 def _last(failure_class: FailureClass, source: str, *names: str) -> FailureSign:
@@ -97,6 +102,10 @@ def _killed(evidence: Evidence) -> str | None:
 
 def _not_started(evidence: Evidence) -> str | None:
     return evidence.start_problem
+
+
+def _not_run_by_its_worker(evidence: Evidence) -> str | None:
+    return evidence.worker_problem
 
 
 def _gone(evidence: Evidence) -> str | None:
@@ -138,6 +147,39 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
           r"(?i)RESOURCE[_ ]?EXHAUSTED(?:Error)?:.{0,160}(?:out of memory|\bOOM\b)"),
     _text(_F.DEVICE_MEMORY, "CANN; vllm-project/vllm-ascend#1993",
           r"alloc device memory failed|EL0004: .{0,80}Failed to allocate memory"),
+    _text(_F.HOST_MEMORY, "torch's MapAllocator: /dev/shm, which is memory, is full",
+          r"unable to (?:write to|open|mmap \d+ bytes from) (?:file|shared memory object) </torch_"),
+    _text(_F.CODE_ERROR, "NCCL's use of cudaDeviceEnablePeerAccess",
+          r"peer access is not supported between these two devices"),
+    # The wheel has no code for this model. Another host of the same kind would not help, and the device is well.
+    _text(_F.CODE_ERROR, "CUDA and HIP runtime error texts",
+          r"no kernel image is available for execution|HIP error: invalid device function"),
+    _text(_F.WORKER, "CUDA runtime and torch/cuda/__init__.py; ray-project/ray#33798, PaddlePaddle/PaddleOCR#16162",
+          r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device is detected"
+          r"|CUDA_ERROR_NO_DEVICE|hipErrorNoDevice|Unable to open /dev/kfd"),
+    _text(_F.WORKER, "pytorch/pytorch#35710: the fabric manager does not run",
+          r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"),
+    _text(_F.WORKER, "CUDA driver and runtime error texts; torch/cuda/__init__.py",
+          r"driver version is insufficient for CUDA runtime version|NVIDIA driver on your system is too old"
+          r"|Found no NVIDIA driver on your system|unsupported display driver / cuda driver combination"
+          r"|CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED_ON_DEVICE)"
+          r"|CUDA unknown error - this may be due to an incorrectly set up environment"),
+    _text(_F.WORKER, "NVML; NVIDIA/nvidia-container-toolkit#394, NVIDIA/gpu-operator#898",
+          r"(?i)driver/library version mismatch|failed to initialize NVML|can't initialize NVML"
+          r"|NVMLError_(?:LibRmVersionMismatch|DriverNotLoaded|LibraryNotFound)"),
+    _text(_F.WORKER, "the dynamic linker: the driver's library is not on the host, or not in the container",
+          r"lib(?:cuda|nvidia-ml|amdhip64|hsa-runtime64|ascendcl|ascend_hal)\.so[.\d]*: cannot open shared object"),
+    _text(_F.WORKER, "CANN; vllm-project/vllm-ascend#4284, Ascend/samples#16, #21: 507033, the device can't be opened",
+          r"(?i)aclInit failed|(?:set ?device|open device).{0,60}\b507033\b|Failed to start the device"),
+    _text(_F.WORKER, "libtpu; jax-ml/jax#10192, pytorch/xla#3214, #3947",
+          r"TPU is already in use by|libtpu\.so (?:is )?already in use|PERMISSION_DENIED: open\(/dev/(?:accel|vfio)"),
+    _text(_F.WORKER, "errno(3): ENOSPC, ESTALE, EIO; ENOTCONN of a path is a FUSE mount whose server died",
+          r"No space left on device|Stale (?:NFS )?file handle|Input/output error"
+          r"|Transport endpoint is not connected: ['\"]?/", is_of_host=True),
+    _text(_F.WORKER, "containerd and runc, before anything ran; NVIDIA/k8s-device-plugin#1431",
+          r'failed to create (?:containerd|shim) task(?!.{0,400}exec: "(?!nvidia-))', is_of_host=True),
+    _fact(_F.WORKER, "the kubelet's message about a container that it could not start", _not_run_by_its_worker,
+          is_of_host=True),
     # Not "device-side assert" alone: torch ends every CUDA error with a hint at "device-side assertions".
     _text(_F.CODE_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
     # Ambiguous: an error in a kernel, unless the driver reported a hardware XID (see above).
@@ -197,7 +239,7 @@ def classify(evidence: Evidence) -> Classification:
     for sign in FAILURE_SIGNS:
         match = sign.find(evidence)
         if match is not None:
-            return Classification(sign.failure_class, _shortened(match))
+            return Classification(sign.failure_class, _shortened(match), sign.is_of_host)
     return Classification(FailureClass.UNKNOWN, _shortened(_end_text(evidence)))
 
 

@@ -64,6 +64,8 @@ class Evidence:
     """Why the task was asked to stop, if it was."""
     start_problem: str | None = None
     """Why the task never ran, in the words of its cluster."""
+    worker_problem: str | None = None
+    """Why its worker could not run it, in the words of its cluster."""
     hung_s: float | None = None
     """Seconds without progress, if the task was stopped for that."""
 

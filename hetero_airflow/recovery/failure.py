@@ -24,6 +24,8 @@ class FailureClass(StrEnum):
     """The host had too little memory or shared memory."""
     HARDWARE = "hardware"
     """A device is broken, or unusable until it is reset."""
+    WORKER = "worker"
+    """The host is broken, not the task: its runtime finds no usable device, a disk is full, a mount is stale."""
     NETWORK = "network"
     """The task's processes lost each other, or the task could not reach its checkpoint store."""
     LOST_WORKER = "lost_worker"
@@ -55,6 +57,7 @@ _DESCRIPTIONS = {
     FailureClass.DEVICE_MEMORY: "ran out of device memory",
     FailureClass.HOST_MEMORY: "ran out of host memory",
     FailureClass.HARDWARE: "had a hardware error",
+    FailureClass.WORKER: "found its worker broken",
     FailureClass.NETWORK: "had a network failure",
     FailureClass.LOST_WORKER: "lost its worker or was killed",
     FailureClass.PREEMPTED: "was preempted",
@@ -84,6 +87,8 @@ class Failure(BaseModel):
     worker: str | None = None
     device_ids: tuple[str, ...] = ()
     """The leased devices."""
+    is_of_host: bool = False
+    """Whether the evidence is about the host, such as a full disk, and not about the devices."""
     at: AwareDatetime
     epoch: int = Field(ge=0)
     """The task instance's `max_tries`: a clear raises it, a retry does not."""

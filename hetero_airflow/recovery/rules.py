@@ -111,6 +111,7 @@ DEFAULTS = Rules(
             FailureClass.DEVICE_MEMORY: Rule(Action.REQUEUE, times=3, memory=2.0),
             FailureClass.HOST_MEMORY: Rule(Action.REQUEUE, times=3, memory=2.0),
             FailureClass.HARDWARE: Rule(Action.REQUEUE, times=5, avoid=Avoid.DEVICE),
+            FailureClass.WORKER: Rule(Action.REQUEUE, times=3, avoid=Avoid.WORKER),
             FailureClass.NETWORK: Rule(Action.REQUEUE, times=5, delay_s=10.0, avoid=Avoid.WORKER),
             FailureClass.LOST_WORKER: Rule(Action.REQUEUE, times=5),
             FailureClass.PREEMPTED: Rule(Action.REQUEUE, times=None),

@@ -61,6 +61,22 @@ def test_a_module_that_another_worker_may_have_is_no_reason_to_give_up(monkeypat
     assert evaluated(error, context).action is RetryAction.RETRY
 
 
+@pytest.mark.parametrize(
+    ("lease", "expected"),
+    [
+        (a_task_lease(), ("worker", False)),
+        (a_task_lease(simulated=True), ("code_error", False)),
+        (a_task_lease(vendor="generic", kind="cpu"), ("code_error", False)),
+        (None, ("code_error", False)),
+    ],
+)
+def test_a_task_that_looks_for_a_gpu_which_it_has_not_leased_can_not_blame_its_worker(lease, expected):
+    failure = failure_of(evidence_of(RuntimeError("No CUDA GPUs are available")), lease, 3, EPOCH)
+    assert (failure.failure_class, failure.is_of_host) == expected
+    full = failure_of(evidence_of(OSError(28, "No space left on device")), lease, 3, EPOCH)
+    assert (full.failure_class, full.is_of_host) == ("worker", True)
+
+
 def test_an_unknown_error_has_the_tasks_own_retries_and_delay():
     decision = evaluated(ValueError("loss is nan"))
     assert (decision.action, decision.retry_delay) == (RetryAction.RETRY, None)

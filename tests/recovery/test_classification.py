@@ -81,6 +81,41 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
         "memory is insufficient.\nalloc device memory failed, runtime result = 207001")),
     ("pytorch#61329", F.CODE_ERROR, raised(
         "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")),
+    ("a full /dev/shm", F.HOST_MEMORY, raised(
+        "unable to write to file </torch_1123_2049>: No space left on device (28)")),
+    ("two GPUs without a link", F.CODE_ERROR, raised(
+        "NCCL error in: NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.21.5. Last error: Cuda failure 'peer "
+        "access is not supported between these two devices'", "torch.distributed.DistBackendError")),
+    ("a wheel without code for the GPU", F.CODE_ERROR, raised(
+        "CUDA error: no kernel image is available for execution on the device")),
+    ("ray#33798", F.WORKER, raised("No CUDA GPUs are available")),
+    ("PaddleOCR#16162", F.WORKER, logged("failed call to cuInit: CUDA_ERROR_NO_DEVICE: no device")),
+    ("pytorch#35710", F.WORKER, raised(
+        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() "
+        "that might have already set an error? Error 802: system not yet initialized")),
+    ("torch/cuda/__init__.py", F.WORKER, raised(
+        "The NVIDIA driver on your system is too old (found version 10010). Please update your GPU driver")),
+    ("nvidia-container-toolkit#171", F.WORKER, logged("Failed to initialize NVML: Driver/library version mismatch")),
+    ("a host without its driver's library", F.WORKER, raised(
+        "libcuda.so.1: cannot open shared object file: No such file or directory", "ImportError")),
+    ("vllm-ascend#4284", F.WORKER, raised(
+        "Initialize:build/CMakeFiles/torch_npu.dir/compiler_depend.ts:152 NPU function error: "
+        "c10_npu::SetDevice(device_id_), error code is 507033")),
+    ("Ascend/samples#16", F.WORKER, logged("[ERROR]  acl set device 0 failed, errorCode = 507033")),
+    ("jax#22070", F.WORKER, raised(
+        "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 176028. Not "
+        "attempting to load libtpu.so in this process.")),
+    ("a full disk", F.WORKER, raised("[Errno 28] No space left on device", "OSError")),
+    ("a server of NFS that is gone", F.WORKER, raised("[Errno 116] Stale file handle: '/data/train'", "OSError")),
+    ("a FUSE mount whose server died", F.WORKER, raised(
+        "[Errno 107] Transport endpoint is not connected: '/mnt/bucket/train'", "OSError")),
+    ("k8s-device-plugin#1431", F.WORKER, raised(
+        "Pod train-x returned a failure. failed to create containerd task: failed to create shim task: OCI runtime "
+        "create failed: runc create failed: unable to start container process: error during container init: error "
+        "running prestart hook #0: exit status 1, stdout: , stderr: Auto-detected mode as 'legacy'",
+        "airflow.sdk.exceptions.AirflowException")),
+    ("gpu-operator#898", F.WORKER, Evidence(
+        worker_problem="nvidia-container-cli: initialization error: nvml error: driver/library version mismatch")),
     ("Open-Sora#694", F.UNKNOWN, raised("CUDA error: an illegal memory access was encountered")),
     ("pytorch#49832", F.UNKNOWN, raised("CUDA error: unspecified launch failure")),
     ("legacy-rocm-build#4554", F.UNKNOWN, logged(
@@ -201,6 +236,10 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
         # an exhausted quota of somebody's API is not the device's memory
         (Evidence(raised=(Raised("grpc.RpcError", "RESOURCE_EXHAUSTED: Quota exceeded for requests"),)), "unknown"),
         (Evidence(raised=(Raised("ConnectionResetError", "[Errno 104] Connection reset by peer"),)), "unknown"),
+        # a socket says the same as a mount whose server died; a wrong command is the task's own
+        (Evidence(raised=(Raised("OSError", "[Errno 107] Transport endpoint is not connected"),)), "unknown"),
+        (Evidence(log='failed to create containerd task: exec: "trian": not found', exit_code=1), "unknown"),
+        (Evidence(log='failed to create containerd task: exec: "nvidia-ctk": not found', exit_code=1), "worker"),
         (Evidence(exit_code=-11), "unknown"),
         (Evidence(exit_code=1, log="I have no idea"), "unknown"),
         (Evidence(exit_code=3000), "unknown"),
@@ -216,6 +255,11 @@ def test_the_evidence_names_the_match_and_its_place():
         FailureClass.DEVICE_MEMORY, '"CUDA out of memory" in the log'
     )
     assert classify(Evidence(xids=(("GPU-1", 79),))).evidence == "XID 79, GPU has fallen off the bus on GPU-1"
+
+
+def test_a_full_disk_is_the_hosts_matter_and_a_gpu_that_does_not_answer_is_the_devices():
+    assert classify(Evidence(log="No space left on device")).is_of_host
+    assert not classify(Evidence(log="No CUDA GPUs are available")).is_of_host
 
 
 def test_the_evidence_has_only_the_matched_part_of_a_message():

@@ -53,11 +53,11 @@ class HealthWatch:
         self._periods = Periods(forget_errors=_FORGET_ERRORS_S)
 
     def report(self, failure: Failure, task: str) -> None:
-        """Count the failure of a task against its devices, if it is a hardware failure.
+        """Count the failure of a task against its devices, or its worker, if one of them is the cause.
 
         :param task: ids of the DAG and the task; all its failures count as one witness
         """
-        if failure.failure_class is FailureClass.HARDWARE and failure.worker is not None:
+        if failure.failure_class in (FailureClass.HARDWARE, FailureClass.WORKER) and failure.worker is not None:
             self._unrecorded += error_changes(failure.worker, _errors_of(failure, task))
 
     def step(self, now: datetime) -> None:
@@ -122,13 +122,15 @@ def _errors_of(failure: Failure, task: str) -> list[ObservedError]:
     if fatal:
         return fatal
     text = f"tasks failed on it: {failure.evidence}"
-    return [ObservedError(id_, ErrorClass.TASK, text, failure.at, task) for id_ in failure.device_ids]
+    targets = ("",) if failure.is_of_host else failure.device_ids  # an empty id: the whole worker
+    return [ObservedError(id_, ErrorClass.TASK, text, failure.at, task) for id_ in targets]
 
 
 def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
     """(worker id, device id) of the devices that no scheduler can test, since none runs on their hosts any more.
 
-    Without the devices that a probe found sick, and those that a task still uses: it may be failing just now.
+    No burn-in tests a whole worker, whose id stands with an empty one. Without the devices that a probe found sick, and
+    those that a task still uses: it may be failing just now.
     """
     excluded = {
         (worker.id, device_id)
@@ -138,7 +140,8 @@ def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
         for device_id in (device.id, device.parent)
     }
     remote = (worker for worker in snapshot.workers if worker.state is WorkerState.LOST or not worker.is_scheduler_host)
-    return {(worker.id, device.id) for worker in remote for device in worker.devices} - excluded
+    devices = {(worker.id, device.id) for worker in remote for device in worker.devices} - excluded
+    return devices | {(worker.id, "") for worker in snapshot.workers}
 
 
 def _log_burn_in(device_id: str, result: BurnInResult) -> None:
@@ -150,15 +153,15 @@ def _log_burn_in(device_id: str, result: BurnInResult) -> None:
 
 
 def _log_state(worker_id: str, device_id: str, health: DeviceHealth, *, was_tested: bool) -> None:
-    name = f"{worker_id}/{device_id}"
+    name = f"Device {worker_id}/{device_id}" if device_id else f"Worker {worker_id}"
     if health.state is HealthState.QUARANTINED:
-        log.warning("Device %s is quarantined until %s: %s.", name, health.until, health.cause)
+        log.warning("%s is quarantined until %s: %s.", name, health.until, health.cause)
     elif health.state is HealthState.RETIRED:
-        log.error("Device %s is retired after %s quarantines: %s.", name, health.strikes, health.cause)
+        log.error("%s is retired after %s quarantines: %s.", name, health.strikes, health.cause)
     elif health == NO_ERRORS:
-        log.info("Device %s is trusted again, since a person undrained it.", name)
+        log.info("%s is trusted again, since a person undrained it.", name)
     elif health.state is HealthState.HEALTHY and was_tested:
-        log.info("Device %s is trusted again.", name)
+        log.info("%s is trusted again.", name)
     elif health.state is HealthState.HEALTHY:
-        text = "Device %s can't be tested from here, so it is trusted without a burn-in after: %s."
+        text = "%s can't be tested from here, so it is trusted without a burn-in after: %s."
         log.warning(text, name, health.cause)

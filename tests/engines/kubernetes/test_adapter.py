@@ -277,7 +277,8 @@ def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
 def test_the_deletion_of_a_pod_is_no_failure_of_its_task(bench, cause):
     bench.put(cause, is_over=True)
     lost = {PodCause.EVICTED, PodCause.PREEMPTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED}
-    assert bench.termination_cause() == (TerminationCause() if cause in lost else None)
+    broken = TerminationCause(worker_problem="") if cause is PodCause.NODE_BROKEN else None
+    assert bench.termination_cause() == (TerminationCause() if cause in lost else broken)
 
 
 def test_a_pod_that_the_kernel_killed_for_memory_tells_how_much_it_might_use_also_once_it_is_gone(bench):

@@ -210,6 +210,32 @@ def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
     assert host.store.snapshot().holds[0].cause == "tasks failed on it: Xid 63 on GPU-0"
 
 
+def test_a_runtime_that_finds_no_device_is_blamed_on_the_device_and_a_full_disk_on_the_worker(host):
+    no_device = {"evidence": '"No CUDA GPUs are available" in the exception', "failure_class": "worker"}
+    full = {"evidence": '"No space left on device" in the log', "failure_class": "worker", "is_of_host": True}
+    for blame, held in ((no_device, "GPU-0"), (full, "")):
+        host.watch.report(a_failure(**blame), "dag.a")
+        host.watch.report(a_failure(**blame), "dag.a")
+        host.step()
+        assert held not in host.held_devices, "one task alone may be wrong"
+        host.watch.report(a_failure(**blame), "dag.b")
+        host.step()
+        assert held in host.held_devices
+    assert not any(device.leasable for device in host.store.snapshot().workers[0].devices)
+
+
+def test_a_worker_whose_time_is_over_is_trusted_without_a_burn_in(host, caplog):
+    for task in ("dag.a", "dag.b"):
+        host.watch.report(a_failure("a full disk", failure_class="worker", is_of_host=True), task)
+    host.step()
+    (hold,) = host.store.snapshot().holds
+    assert (hold.device_id, hold.returns) == ("", "it is 2026-01-01 00:01:00 UTC")
+    host.step(60)
+    host.step()
+    assert host.held_devices == []
+    assert "Worker worker-a is quarantined" in caplog.text
+
+
 @pytest.mark.parametrize("fields", [{"failure_class": "user_error"}, {"worker": None}])
 def test_failures_of_other_kinds_and_without_a_lease_say_nothing(host, fields):
     host.watch.report(a_failure(**fields), "dag.a")

@@ -103,6 +103,18 @@ def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_a
     assert str(bench.store.snapshot().holders[id_].request) == "1 × gpu (host_memory=8GiB)"
 
 
+def test_a_task_whose_node_could_not_start_its_pod_is_sent_back_and_goes_elsewhere(bench, states):
+    id_ = bench.start("a")
+    bench.beat(1)
+    lease = bench.lease(id_)
+    problem = TerminationCause(worker_problem="nvidia-container-cli: initialization error")
+    bench.on_a_cluster({lease.id: problem}, {lease.id: "pod default/a (node broken)"})
+    bench.beat(5, times=2)
+    assert (bench.tasks.sent_back, bench.reports) == ([id_], [])
+    (record,) = states["a"]
+    assert (record["failure_class"], record["is_of_host"]) == ("worker", True)
+
+
 @pytest.mark.parametrize(
     ("earlier", "rules", "why"),
     [

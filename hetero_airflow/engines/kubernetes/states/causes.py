@@ -7,6 +7,7 @@ conditions" in Kubernetes' documentation. The tests list the reasons of version 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,8 @@ class PodCause(StrEnum):
     """Its node is gone or does not answer."""
     DEADLINE = "deadline"
     """It ran longer than its deadline allows."""
+    NODE_BROKEN = "node_broken"
+    """Its node could not start its container: the container runtime, a driver or a mount failed."""
     REFUSED = "refused"
     """The kubelet did not accept it: the resources that the scheduler saw were gone."""
     DELETED = "deleted"
@@ -87,6 +90,7 @@ MEANINGS: Mapping[PodCause, CauseMeaning] = MappingProxyType(
         PodCause.PREEMPTED: CauseMeaning(end=RunEnd.PAUSED),
         PodCause.NODE_LOST: CauseMeaning(end=RunEnd.LOST),
         PodCause.DEADLINE: CauseMeaning(end=RunEnd.FAILED),
+        PodCause.NODE_BROKEN: CauseMeaning(end=RunEnd.LOST),
         PodCause.REFUSED: CauseMeaning(end=RunEnd.LOST),
         PodCause.DELETED: CauseMeaning(end=RunEnd.LOST),
         PodCause.UNKNOWN: CauseMeaning(),
@@ -129,6 +133,10 @@ TERMINATED: Mapping[str, PodCause] = MappingProxyType(
     }
 )
 """Reasons of a container that ended."""
+
+COMMAND_FAULT = re.compile(r'exec: "(?!nvidia-)|exec format error')
+"""In the message of a container that could not start for its own command or image. Other messages are about the node.
+runc: ``unable to start container process: exec: "pyhton3": executable file not found in $PATH``."""
 
 ENDED: Mapping[str, PodCause] = MappingProxyType(
     {

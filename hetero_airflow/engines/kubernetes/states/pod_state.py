@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from hetero_airflow.engines.kubernetes.states.causes import (
+    COMMAND_FAULT,
     DISRUPTED,
     ENDED,
     MEANINGS,
@@ -149,8 +150,11 @@ def _terminated(terminated: Any) -> tuple[PodCause, str]:
         cause = PodCause.SUCCEEDED if terminated.exit_code == 0 else PodCause.FAILED
     else:
         cause = _cause_of("a container that ended", terminated.reason, TERMINATED)
+    message = terminated.message or ""
+    if terminated.reason == "StartError" and message and not COMMAND_FAULT.search(message):
+        return PodCause.NODE_BROKEN, message
     is_failure = cause is PodCause.SETTINGS or (cause is PodCause.SUCCEEDED and terminated.exit_code != 0)
-    return (PodCause.FAILED if is_failure else cause), terminated.message or ""
+    return (PodCause.FAILED if is_failure else cause), message
 
 
 def _pending(status: Any) -> tuple[PodCause, str]:

@@ -54,10 +54,12 @@ class LeasedPod:
 
     @property
     def termination_cause(self) -> TerminationCause | None:
-        """Why the pod ended, if it was evicted, preempted, refused, deleted, or killed because memory ran out.
+        """Why the pod ended, if its node failed, or it was evicted, preempted, refused, deleted, or killed for memory.
 
         If the kernel killed only the task's process, its supervisor reports that before the pod ends.
         """
+        if self.state.cause is PodCause.NODE_BROKEN:
+            return TerminationCause(worker_problem=self.state.message)
         if self.state.end in _LOST_ENDS:
             return TerminationCause()
         # without an exit code it was a container that prepares the pod, and its memory is not the task's

@@ -53,12 +53,16 @@ def waiting(reason, message="m"):
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def terminated(code, reason=None):
-    return {"terminated": {"exitCode": code, **({"reason": reason} if reason else {})}}
+def terminated(code, reason=None, message=None):
+    texts = {"reason": reason, "message": message}
+    return {"terminated": {"exitCode": code, **{name: text for name, text in texts.items() if text}}}
 
 
 SCHEDULED_WELL = [("PodScheduled", "True", {})]
 KILLED = terminated(137, "Error")
+_NOT_STARTED = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
+WRONG_COMMAND = f'{_NOT_STARTED}: unable to start container process: exec: "trian": executable file not found in $PATH'
+BROKEN_NODE = f"{_NOT_STARTED}: error running hook #0: nvidia-container-cli: driver/library version mismatch: unknown"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,8 @@ KILLED = terminated(137, "Error")
         (a_pod("Failed", terminated(1, "Error")), PodCause.FAILED),
         (a_pod("Failed", terminated(1)), PodCause.FAILED),
         (a_pod("Failed", terminated(127, "StartError")), PodCause.FAILED),
+        (a_pod("Failed", terminated(128, "StartError", WRONG_COMMAND)), PodCause.FAILED),
+        (a_pod("Failed", terminated(128, "StartError", BROKEN_NODE)), PodCause.NODE_BROKEN),
         (a_pod("Failed", terminated(137, "OOMKilled")), PodCause.OOM_KILLED),
         (a_pod("Failed", init=[("i", terminated(137, "OOMKilled"))]), PodCause.OOM_KILLED),
         (a_pod("Failed", reason="Evicted", message="The node was low on resource: memory."), PodCause.EVICTED),
