@@ -120,6 +120,13 @@ class DeviceOperator(BaseOperator):
         in_environment = current_lease() if LEASE_VARIABLE in os.environ else None
         lease = in_environment or read_lease(getattr(context["ti"], "context_carrier", None))
         checkpoints = checkpoint_environment_set(context, self.checkpoint, lease, is_one_training=self.is_one_training)
+        pool = device_task_defaults().get("pool", self.pool)
+        if lease is not None and self.pool != pool:
+            self.log.info(
+                "This task is in the pool %s, so it waited for a slot there before it waited for its device. If that "
+                "is not wanted, leave out the argument pool, also in default_args: the pool %s has no limit.",
+                self.pool, pool,
+            )  # fmt: skip
         if in_environment is not None:
             self.log.info("Device: %s", lease)
         elif lease is not None:

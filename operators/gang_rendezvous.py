@@ -70,7 +70,8 @@ def joined_rendezvous(context: Context, gang: TaskGang, lease: str) -> Iterator[
     :raises Stopped: this task got a preemption notice before the leader started
     """
     ti: Any = context["ti"]
-    address = host_address(gang.network.get("GLOO_SOCKET_IFNAME"))
+    several = len(set(gang.hosts)) > 1
+    address = host_address(gang.network.get("GLOO_SOCKET_IFNAME"), is_for_other_hosts=several)
     variables = _variables(gang, address)
     if gang.rank > 0:
         yield RendezvousMember(gang, _wait_for_leader(ti, gang), address, variables, None)

@@ -1,6 +1,8 @@
 """Which gangs a DAG file may request, and the errors for others."""
 
 import pytest
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -134,3 +136,39 @@ def test_each_instance_is_made_with_its_rank_and_knows_its_gang(dag):
     complete_mapped_task(operator)
     instance = operator.unmap({"node_rank": 3})
     assert (instance.node_rank, instance.gang) == (3, GangSize(4, 2))
+
+
+OURS = "hetero_airflow.executor.HeteroExecutor"
+
+
+@pytest.mark.parametrize(
+    ("core_executor", "arguments", "is_refused"),
+    [
+        (OURS, {}, True),
+        (f"LocalExecutor,devices:{OURS}", {"executor": "devices"}, True),
+        (f"LocalExecutor,devices:{OURS}", {}, False),
+        ("LocalExecutor", {}, False),
+    ],
+)
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_device_in_the_executor_config_of_a_plain_operator_is_refused(
+    dag, monkeypatch, core_executor, arguments, is_refused, is_mapped
+):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", core_executor)
+    arguments = {"task_id": "train", "executor_config": {"device": "gpu:2"}} | arguments
+    plain = BashOperator(bash_command="true", **arguments)
+    if is_mapped:
+        plain = BashOperator.partial(**arguments | {"task_id": "trains"}).expand(bash_command=["true"])
+    if is_refused:
+        with pytest.raises(
+            RequestError, match=r"a BashOperator, which .* Use DeviceBashOperator\(device=\.\.\.\) from"
+        ):
+            task_policy(plain)
+    else:
+        task_policy(plain)
+
+
+def test_an_operator_of_somebody_else_is_told_how_to_get_a_device(dag, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", OURS)
+    with pytest.raises(RequestError, match=r"class MyEmptyOperator\(DeviceOperator, EmptyOperator\)"):
+        task_policy(EmptyOperator(task_id="empty", executor_config={"device": "gpu"}))

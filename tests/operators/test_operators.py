@@ -200,6 +200,16 @@ def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
     assert [log["log_level"] for log in logs if log["event"].startswith("This task has no device lease")] == ["warning"]
 
 
+@pytest.mark.parametrize(("pool", "is_told"), [("gpus", True), (None, False)])
+def test_a_pool_in_which_the_task_waited_for_something_else_is_named_in_its_log(dag, monkeypatch, pool, is_told):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "hetero_airflow.executor.HeteroExecutor")
+    dag.default_args = {"pool": pool} if pool else {}
+    operator = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
+    with structlog.testing.capture_logs() as logs:
+        operator.execute({"ti": AnInstance(add_lease(None, a_task_lease()))})
+    assert any("so it waited for a slot there" in log["event"] for log in logs) is is_told
+
+
 def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
     operator = DeviceBashOperator(task_id="t", bash_command="x", device="gpu", env={"ONLY": "this"})
     with bound_to_lease(a_task_lease()):

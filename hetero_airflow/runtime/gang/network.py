@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from collections.abc import Mapping
@@ -36,26 +37,53 @@ def network_settings(labels: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def host_address(interface: str | None) -> str:
-    """The address by which other hosts reach this one: of the interface, else of the default route, else loopback.
+def host_address(interface: str | None, *, is_for_other_hosts: bool) -> str:
+    """The address by which the members of a gang reach this host.
 
-    :raises SettingsError: this host has no such interface, or the interface has no address
+    That is the address of the interface, else of the default route's, else of the only interface that has one. Loopback
+    serves a gang on one host alone.
+
+    :raises SettingsError: this host has no such interface, the interface has no address, or other hosts need one and
+        it can't be told which they reach
     """
     if interface is not None:
-        addresses = psutil.net_if_addrs().get(interface, [])
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for address in addresses:
-                if address.family == family:
-                    return str(address.address)
+        addresses = _addresses().get(interface, [])
+        if addresses:
+            return addresses[0]
         raise SettingsError(
             f"the label {INTERFACE_LABEL}={interface} of this worker",
-            found="an interface without an address" if addresses else f"only {', '.join(psutil.net_if_addrs())}",
+            found="an interface without an address" if interface in psutil.net_if_addrs()
+            else f"only {', '.join(psutil.net_if_addrs())}",
             remedy="Name the interface by which the workers of a gang reach each other",
-        )
+        )  # fmt: skip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, suppress(OSError):
         datagrams.connect((_UNUSED_ADDRESS, 9))
         return str(datagrams.getsockname()[0])
-    return "127.0.0.1"
+    if not is_for_other_hosts:
+        return "127.0.0.1"
+    candidates = {name: addresses[0] for name, addresses in _addresses().items() if _is_reachable(addresses[0])}
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    found = ", ".join(f"{name} ({address})" for name, address in candidates.items()) or "no address but loopback"
+    raise SettingsError(
+        "the address of this worker for the other hosts of its gang",
+        found=f"no default route, and {found}",
+        remedy=f"Name the interface by which they reach each other in the label {INTERFACE_LABEL} of each of them",
+    )
+
+
+def _addresses() -> dict[str, list[str]]:
+    """Interface → its addresses, IPv4 first."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [str(one.address) for family in families for one in addresses if one.family == family]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+
+
+def _is_reachable(address: str) -> bool:
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def interface_of(address: str) -> str | None:
