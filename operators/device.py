@@ -123,8 +123,8 @@ class DeviceOperator(BaseOperator):
         pool = device_task_defaults().get("pool", self.pool)
         if lease is not None and self.pool != pool:
             self.log.info(
-                "This task is in the pool %s, so it waited for a slot there before it waited for its device. If that "
-                "is not wanted, leave out the argument pool, also in default_args: the pool %s has no limit.",
+                "This task is in the pool %s, so it needed a slot there before it could wait for its device. If that "
+                "is not wanted, leave out the argument pool, also in default_args: the default is the pool %s.",
                 self.pool, pool,
             )  # fmt: skip
         if in_environment is not None:

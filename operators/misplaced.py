@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,21 +24,25 @@ _OPERATORS = {
 def refuse_misplaced_request(task: Any, config: Mapping[str, Any]) -> None:
     """Refuse a device in the ``executor_config`` of a task that HeteroExecutor would run without one.
 
+    :param task: a task or a mapped task, of any operator
     :param config: the task's ``executor_config``, which has a ``device``
     :raises RequestError: the task would run on this package's executor
     """
+    operator = task.operator_class if task.is_mapped else type(task)
+    if hasattr(operator, "is_one_training"):
+        return  # an operator of ours, which asks for its device elsewhere
     core_executor = conf.get("core", "executor")
     ours = hetero_executor_name(core_executor)
     asked = task.partial_kwargs.get("executor") if task.is_mapped else task.executor
     if ours is None or asked not in (ours, EXECUTOR_CLASSPATH, None):
         return
-    if asked is None and EXECUTOR_CLASSPATH not in core_executor.partition(",")[0]:
+    if asked is None and hetero_executor_name(re.split("[,;]", core_executor)[0]) is None:
         return  # Airflow's default executor is another one
-    name = (task.operator_class if task.is_mapped else type(task)).__name__
+    name = operator.__name__
     remedy = _OPERATORS.get(name, f"a class that mixes it in, class My{name}(DeviceOperator, {name}), with device=...")
     raise RequestError(
         "executor_config",
         {"device": config["device"]},
-        found=f"a {name}, which asks for no device",
+        found=f"{name}, which asks for no device",
         remedy=f"Use {remedy} from hetero_airflow.operators",
     )

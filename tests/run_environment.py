@@ -14,8 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from tests.effort import IS_LONG
-
 VARIABLE = "TESTS_TEMPORARY_FOLDER"
 """Environment variable: the folder of the run."""
 
@@ -47,13 +45,8 @@ def files() -> list[str]:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether it is the host's folder for lease files, without a lease, or the folder of a task that was killed.
-
-    A killed process can't remove its folder for checkpoints. The next one does, a minute later at the earliest, which
-    may be after the run. ``make test`` kills no such process.
-    """
-    is_of_killed_task = IS_LONG and path.name.startswith("hetero-airflow-checkpoint-")
-    return is_of_killed_task or (path.name.startswith("hetero-airflow-leases-") and not any(path.iterdir()))
+    """Whether it is the host's folder for lease files, without a lease."""
+    return path.name.startswith("hetero-airflow-leases-") and not any(path.iterdir())
 
 
 def processes() -> list[str]:

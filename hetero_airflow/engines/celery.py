@@ -166,6 +166,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
             result = self._send(workload, self.queues.pop(key, queue), is_placed=is_placed)
             if isinstance(result, AsyncResult) or (result is not None and not is_placed):
                 sent.append((key, workload, result))
+                self._started.discard(key)  # that was an earlier message's
                 self._placed.update([key] if is_placed else [])
             elif is_placed:
                 del self.queued_tasks[key]
@@ -226,7 +227,8 @@ class RoutingCeleryExecutor(CeleryExecutor):
 
     def note_started(self, key: Any) -> None:
         """Note that a process of a placed task was seen."""
-        self._started.update({key} & self._placed)
+        if key in self._placed:
+            self._started.add(key)
 
     def update_task_state(self, key: Any, state: str, info: Any) -> None:
         """Note Celery's state. A placed task that expired in its queue has not failed.

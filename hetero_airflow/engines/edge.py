@@ -41,8 +41,8 @@ class EdgeEngine(RemoteEngine):
 
         :raises EngineError: the job does not fit into EdgeExecutor's table
         """
-        length, limit = len(workload.model_dump_json()), _max_command_length()
-        if limit is not None and length > limit:
+        length, limit = len(workload.model_dump_json()), EdgeJobModel.__table__.c.command.type.length
+        if limit is not None and length > limit:  # the column has no limit since edge3 5.2
             raise EngineError(
                 f"to send edge worker {worker.id} a job with {len(lease.claims)} devices",
                 found=f"{length} characters; EdgeExecutor's table takes {limit}",
@@ -124,8 +124,3 @@ def _job(key: Any) -> tuple[ColumnElement[bool], ...]:
         EdgeJobModel.map_index == key.map_index,
         EdgeJobModel.try_number == key.try_number,
     )
-
-
-def _max_command_length() -> int | None:
-    """Length limit of a workload in EdgeExecutor's table, in characters; None where its column is a text, as in 5.2."""
-    return getattr(EdgeJobModel.__table__.c.command.type, "length", None)

@@ -241,6 +241,20 @@ def test_a_message_that_is_revoked_after_a_process_was_seen_says_nothing(engine,
     assert liveness(engine, lease, seen_at=seen_at) is Liveness.GONE
 
 
+def test_a_requeued_task_whose_message_expires_is_no_longer_running(engine, heartbeats):
+    task, lease = place(engine)
+    engine.heartbeat()
+    heartbeats["w1"] = WorkerHeartbeat(datetime.now(UTC), frozenset({lease.id}))
+    engine.collect()
+    lease = a_lease(task).model_copy(update={"id": "the second"})
+    engine.hand_over(task, lease, WORKERS["w1"])
+    engine.heartbeat()
+    answer(engine, task, states.REVOKED)
+    engine.collect()
+    assert liveness(engine, lease, "queued") is Liveness.GONE
+    assert task.key not in engine.executor.running
+
+
 def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     task, lease = place(engine)
     second_task, _ = place(engine, "b")

@@ -147,6 +147,7 @@ OURS = "hetero_airflow.executor.HeteroExecutor"
         (OURS, {}, True),
         (f"LocalExecutor,devices:{OURS}", {"executor": "devices"}, True),
         (f"LocalExecutor,devices:{OURS}", {}, False),
+        (f"LocalExecutor;team={OURS}", {}, False),
         ("LocalExecutor", {}, False),
     ],
 )
@@ -160,15 +161,21 @@ def test_a_device_in_the_executor_config_of_a_plain_operator_is_refused(
     if is_mapped:
         plain = BashOperator.partial(**arguments | {"task_id": "trains"}).expand(bash_command=["true"])
     if is_refused:
-        with pytest.raises(
-            RequestError, match=r"a BashOperator, which .* Use DeviceBashOperator\(device=\.\.\.\) from"
-        ):
+        remedy = r"found BashOperator, which .* Use DeviceBashOperator\(device=\.\.\.\) from"
+        with pytest.raises(RequestError, match=remedy):
             task_policy(plain)
     else:
         task_policy(plain)
 
 
-def test_an_operator_of_somebody_else_is_told_how_to_get_a_device(dag, monkeypatch):
+def test_the_executor_config_of_a_device_task_is_its_authors(dag, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", OURS)
+    arguments = {"device": "gpu", "executor_config": {"device": "gpu:2"}}
+    task_policy(DeviceBashOperator(task_id="train", bash_command="true", **arguments))
+    task_policy(DeviceBashOperator.partial(task_id="trains", **arguments).expand(bash_command=["true"]))
+
+
+def test_the_refusal_for_an_operator_of_somebody_else_names_the_class_to_write(dag, monkeypatch):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", OURS)
     with pytest.raises(RequestError, match=r"class MyEmptyOperator\(DeviceOperator, EmptyOperator\)"):
         task_policy(EmptyOperator(task_id="empty", executor_config={"device": "gpu"}))

@@ -1,6 +1,8 @@
 """A real Airflow for the tests of this folder."""
 
+import fcntl
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 from local_airflow import LocalAirflow
 from sqlalchemy import NullPool, create_engine
 
+from hetero_airflow.runtime.scratch_folder import LOCK, PREFIX
+from tests import run_environment
 from tests.lanes import group_of
 from tests.system.scheduler_jobs import newest_scheduler
 from tests.worker_fleet import own_lease_folder
@@ -58,6 +62,15 @@ def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
         while _RUNNING:
             _RUNNING.pop().stop()
+        _remove_folders_of_killed_tasks()
+
+
+def _remove_folders_of_killed_tasks():
+    """Remove their folders for checkpoints. The next process would do it, a minute later at the earliest."""
+    for lock in run_environment.run_folder().glob(f"{PREFIX}*/{LOCK}"):
+        with suppress(OSError), lock.open() as file:  # locked, or removed meanwhile
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,8 @@ def host_address(interface: str | None, *, is_for_other_hosts: bool) -> str:
         return str(datagrams.getsockname()[0])
     if not is_for_other_hosts:
         return "127.0.0.1"
-    candidates = {name: addresses[0] for name, addresses in _addresses().items() if _is_reachable(addresses[0])}
+    reachable = {name: list(filter(_is_reachable, addresses)) for name, addresses in _addresses().items()}
+    candidates = {name: addresses[0] for name, addresses in reachable.items() if addresses}
     if len(candidates) == 1:
         return next(iter(candidates.values()))
     found = ", ".join(f"{name} ({address})" for name, address in candidates.items()) or "no address but loopback"
@@ -76,7 +77,7 @@ def _addresses() -> dict[str, list[str]]:
     """Interface → its addresses, IPv4 first."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: [str(one.address) for family in families for one in addresses if one.family == family]
+        name: [str(address.address) for family in families for address in addresses if address.family == family]
         for name, addresses in psutil.net_if_addrs().items()
     }
 

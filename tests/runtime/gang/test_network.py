@@ -44,13 +44,14 @@ ADDRESSES = {
     "bond0": ["fe80::1%bond0"],
     "ib0": ["10.0.0.7", "fe80::2%ib0"],
     "eth0": ["172.16.0.7"],
+    "eth1": ["02:42:ac:11:00:02"],
 }
 
 
 @pytest.mark.parametrize(
     ("interfaces", "expected"),
     [
-        (["lo", "bond0", "ib0"], "10.0.0.7"),
+        (["lo", "bond0", "eth1", "ib0"], "10.0.0.7"),
         (["lo", "ib0", "eth0"], r"no default route, and ib0 \(10.0.0.7\), eth0 \(172.16.0.7\)\. .*hetero/ifname"),
         (["lo", "bond0"], r"no default route, and no address but loopback\. .*hetero/ifname"),
     ],
@@ -70,7 +71,8 @@ def test_without_a_default_route_other_hosts_get_an_address_that_they_can_reach_
 
 
 def address(text):
-    return SimpleNamespace(family=socket.AF_INET6 if ":" in text else socket.AF_INET, address=text)
+    family = {0: socket.AF_INET, 5: socket.AF_PACKET}.get(text.count(":"), socket.AF_INET6)
+    return SimpleNamespace(family=family, address=text)
 
 
 def test_an_address_of_another_host_has_no_interface_here():
