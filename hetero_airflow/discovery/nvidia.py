@@ -22,12 +22,13 @@ driver asks for, and memory rows that could not be replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from ctypes import byref
 from importlib import import_module
 from typing import Any
 
-from hetero_airflow.discovery.nvidia_users import asker, device_pids
+from hetero_airflow.discovery.nvidia_users import Asker, device_pids
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import read_numa_node
 from hetero_airflow.discovery.sources.values import (
@@ -57,6 +58,33 @@ _RECOVERY = {
 _PROHIBITED = 2
 """NVML_COMPUTEMODE_PROHIBITED: no process may compute on the GPU."""
 
+_USERS = frozenset({"nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"})
+
+_ANSWERED = _USERS | {
+    "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetComputeMode", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuFabricInfoV",
+}  # fmt: skip
+"""A healthy GPU answers these calls, if only with "not supported". If one fails, its identity, its health, its users or
+its division is unknown. Power and ECC are not here: laptops answer them with "Unknown Error"."""
+
+_GONE = frozenset({9, 11, 15, 16, 28})
+"""Errors of any call that say that the GPU can't be used: its driver is not loaded, its interrupt is lost, it has
+fallen off the bus, it must be reset, it is not found. NVSentinel issue 155 and gpud pull request 1209 have GPUs whose
+name and UUID come from the driver's cache while all other calls fail."""
+
+_FABRIC_CALLS = {
+    "nvmlDeviceGetGpuFabricInfoV": "c_nvmlGpuFabricInfo_v2_t",
+    "nvmlDeviceGetGpuFabricInfo": "c_nvmlGpuFabricInfo_t",
+}
+"""Call → its struct; the second one is for drivers before 545."""
+
+_FABRIC_NOT_SUPPORTED, _FABRIC_COMPLETED = 0, 3
+_FABRIC_STATES = {1: "not started", 2: "in progress"}
+"""nvmlGpuFabricState_t of nvml.h. Until the fabric manager has joined the GPU to the fabric, CUDA fails with error 802,
+"system not yet initialized" (pytorch issue 35710)."""
+
 _PROFILE = re.compile(r"\bMIG\s+([0-9][0-9a-z.+-]*)", re.IGNORECASE)
 
 
@@ -84,16 +112,17 @@ def probe() -> ProbeResult:
 def read(pynvml: Any) -> dict[str, Any]:
     """NVML's raw answers as plain data; `pynvml` is the module, after nvmlInit()."""
 
-    ask = asker(pynvml)
+    ask = Asker(pynvml)
+    count = ask("nvmlDeviceGetCount")
     handles: dict[int, Any] = {}
     gpus: list[dict[str, Any]] = []
-    for index in range(min(ask(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS)):
+    for index in range(min(count or 0, MAX_GPUS)):
         try:
             handles[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
             gpus.append({"index": index, "error": str(error)})
             continue
-        gpus.append({"index": index} | _read_gpu(pynvml, ask, handles[index]))
+        gpus.append({"index": index} | _read_gpu(pynvml, Asker(pynvml), handles[index]))
     for gpu in gpus:
         if gpu["index"] in handles:
             gpu["nvlink"] = [
@@ -102,58 +131,62 @@ def read(pynvml: Any) -> dict[str, Any]:
                 if other_gpu is not gpu
                 and other_gpu["index"] in handles
                 and ask(
-                    pynvml.nvmlDeviceGetP2PStatus,
+                    "nvmlDeviceGetP2PStatus",
                     handles[gpu["index"]], handles[other_gpu["index"]], pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
                 ) == pynvml.NVML_P2P_STATUS_OK
             ]  # fmt: skip
     return {
-        "driver": ask(pynvml.nvmlSystemGetDriverVersion),
-        "cuda": ask(pynvml.nvmlSystemGetCudaDriverVersion_v2),
+        "driver": ask("nvmlSystemGetDriverVersion"),
+        "cuda": ask("nvmlSystemGetCudaDriverVersion_v2"),
+        "count": count,
+        "failures": ask.failures,
         "gpus": gpus,
     }
 
 
-def _read_gpu(pynvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, Any]:
-    pci = getattr(ask(pynvml.nvmlDeviceGetPciInfo, handle), "busId", None)
+def _read_gpu(pynvml: Any, ask: Asker, handle: Any) -> dict[str, Any]:
+    pci = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
     bus_id = pci.decode(errors="replace") if isinstance(pci, bytes) else pci
-    mig_mode = ask(pynvml.nvmlDeviceGetMigMode, handle)
+    mig_mode = ask("nvmlDeviceGetMigMode", handle)
     instances = []
     if mig_mode and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
-        for slot in range(min(ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0, 64)):
-            instance = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
+        for slot in range(min(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0, 64)):
+            instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
             if instance is not None:
                 instances.append({
                     "index": slot,
-                    "name": ask(pynvml.nvmlDeviceGetName, instance),
-                    "uuid": ask(pynvml.nvmlDeviceGetUUID, instance),
-                    "memory": _memory(ask(pynvml.nvmlDeviceGetMemoryInfo, instance)),
-                    "pids": device_pids(pynvml, ask, instance),
+                    "name": ask("nvmlDeviceGetName", instance),
+                    "uuid": ask("nvmlDeviceGetUUID", instance),
+                    "memory": _memory(ask("nvmlDeviceGetMemoryInfo", instance)),
+                    "pids": device_pids(ask, instance),
                 })  # fmt: skip
     return {
-        "name": ask(pynvml.nvmlDeviceGetName, handle),
-        "uuid": ask(pynvml.nvmlDeviceGetUUID, handle),
-        "memory": _memory(ask(pynvml.nvmlDeviceGetMemoryInfo, handle)),
-        "capability": ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "name": ask("nvmlDeviceGetName", handle),
+        "uuid": ask("nvmlDeviceGetUUID", handle),
+        "memory": _memory(ask("nvmlDeviceGetMemoryInfo", handle)),
+        "capability": ask("nvmlDeviceGetCudaComputeCapability", handle),
         "pci": bus_id,
         "numa_node": read_numa_node(to_pci(bus_id)),
-        "pcie_generation": ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width": ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "utilization": getattr(ask(pynvml.nvmlDeviceGetUtilizationRates, handle), "gpu", None),
-        "temperature": ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_mw": ask(pynvml.nvmlDeviceGetPowerUsage, handle),
-        "pcie_sent_kb_per_s": ask(pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
-        "pcie_received_kb_per_s": ask(pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        "pcie_generation": ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "pcie_width": ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "utilization": getattr(ask("nvmlDeviceGetUtilizationRates", handle), "gpu", None),
+        "temperature": ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
+        "power_mw": ask("nvmlDeviceGetPowerUsage", handle),
+        "pcie_sent_kb_per_s": ask("nvmlDeviceGetPcieThroughput", handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        "pcie_received_kb_per_s": ask("nvmlDeviceGetPcieThroughput", handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
         "ecc_uncorrected": ask(
-            pynvml.nvmlDeviceGetTotalEccErrors,
+            "nvmlDeviceGetTotalEccErrors",
             handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC,
         ),
-        "remapped_rows": ask(pynvml.nvmlDeviceGetRemappedRows, handle),
+        "remapped_rows": ask("nvmlDeviceGetRemappedRows", handle),
         "recovery_action": _recovery_action(pynvml, ask, handle),
-        "compute_mode": ask(pynvml.nvmlDeviceGetComputeMode, handle),
+        "fabric": _fabric(pynvml, ask, handle),
+        "compute_mode": ask("nvmlDeviceGetComputeMode", handle),
         "mig_mode": mig_mode,
         "mig": instances,
-        "minor": ask(pynvml.nvmlDeviceGetMinorNumber, handle),
-        "pids": device_pids(pynvml, ask, handle),
+        "minor": ask("nvmlDeviceGetMinorNumber", handle),
+        "pids": device_pids(ask, handle),
+        "failures": ask.failures,
     }  # fmt: skip
 
 
@@ -161,25 +194,39 @@ def _memory(info: Any) -> dict[str, int] | None:
     return None if info is None else {"total": info.total, "free": info.free}
 
 
-def _recovery_action(pynvml: Any, ask: Callable[..., Any], handle: Any) -> int | None:
+def _recovery_action(pynvml: Any, ask: Asker, handle: Any) -> int | None:
     field = getattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    values = ask(pynvml.nvmlDeviceGetFieldValues, handle, [field]) if field is not None else None
+    values = ask("nvmlDeviceGetFieldValues", handle, [field]) if field is not None else None
     if not values or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal) if values[0].valueType == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT else None
+
+
+def _fabric(pynvml: Any, ask: Asker, handle: Any) -> tuple[int, int] | None:
+    """State and error code of the GPU's part in the NVLink fabric; None if it has none."""
+    for call, struct in _FABRIC_CALLS.items():
+        if hasattr(pynvml, struct):
+            info = getattr(pynvml, struct)()
+            answer = ask(call, handle, byref(info))
+            if answer is not None:
+                filled = answer if hasattr(answer, "state") else info  # nvidia-ml-py fills the struct and returns 0
+                return int(filled.state), int(filled.status)
+    return None
 
 
 def parse(raw: Mapping[str, Any]) -> ProbeResult:
     """Devices and telemetry from NVML's answers. The instances of a GPU in MIG mode follow it."""
     devices: list[Device] = []
     telemetry: list[Telemetry] = []
-    problems: list[str] = []
+    problems = list(_count_problems(raw))
     users: dict[str, tuple[int, ...]] = {}
     driver = to_version(raw.get("driver")) or to_text(raw.get("driver"))
     for gpu in raw.get("gpus") or ():
         if gpu.get("error"):
             problems.append(f'GPU {gpu.get("index")} can\'t be used: {gpu["error"]}. Look for "NVRM: Xid" in dmesg.')
             continue
+        if _silence(gpu):
+            problems.append(f"GPU {gpu.get('index')} does not answer: {_silence(gpu)}")
         parent = _device(gpu, driver)
         instances = [_instance(mig, parent, _fault(gpu)) for mig in gpu.get("mig") or ()]
         devices += [parent, *instances]
@@ -193,6 +240,16 @@ def parse(raw: Mapping[str, Any]) -> ProbeResult:
     cuda = to_count(raw.get("cuda"), limit=10**6)
     runtime = {"cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"} if cuda else {}
     return ProbeResult(tuple(devices), tuple(telemetry), runtime, tuple(problems), users)
+
+
+def _count_problems(raw: Mapping[str, Any]) -> Iterator[str]:
+    """A line if NVML does not say how many GPUs there are. An answer without a count is from a test."""
+    if raw.get("count", 0) is None:
+        _, text = (raw.get("failures") or {}).get("nvmlDeviceGetCount", (0, "no answer"))
+        yield (
+            f"nvmlDeviceGetCount() fails: {text}. So the number of GPUs is unknown, and none is offered; run "
+            f'"nvidia-smi", and look for "NVRM" in dmesg.'
+        )
 
 
 def to_model(name: object) -> str:
@@ -236,6 +293,8 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
 def _instance(mig: Mapping[str, Any], parent: Device, fault: str | None) -> Device:
     profile = _PROFILE.search(to_text(mig.get("name"), limit=128) or "")
     index = to_count(mig.get("index"), limit=1000) or 0
+    if fault is None and to_text(mig.get("uuid")) is None:
+        fault = "NVML gives no UUID of it, so a task can't be bound to it; look at nvidia-smi -L."
     return parent.model_copy(
         update={
             "id": to_text(mig.get("uuid"), limit=128) or f"{parent.id}/{index}",
@@ -254,7 +313,28 @@ def _fault(gpu: Mapping[str, Any]) -> str | None:
     """Why neither the GPU nor its instances may be leased; None for a usable GPU."""
     if gpu.get("compute_mode") == _PROHIBITED and not _sickness(gpu):
         return f'Its compute mode is "prohibited"; run "nvidia-smi -i {gpu.get("index")} -c DEFAULT".'
-    return _sickness(gpu)
+    if to_text(gpu.get("uuid")) is None and not _sickness(gpu):
+        return "NVML gives no UUID of it, so a task can't be bound to it; look at nvidia-smi -L."
+    return _sickness(gpu) or _fabric_fault(gpu)
+
+
+def _fabric_fault(gpu: Mapping[str, Any]) -> str | None:
+    """Why CUDA can't start on a GPU that is a member of an NVLink fabric."""
+    state, status = gpu.get("fabric") or (_FABRIC_NOT_SUPPORTED, 0)
+    if state == _FABRIC_NOT_SUPPORTED or (state == _FABRIC_COMPLETED and not status):
+        return None
+    name = f"is up with error {status}" if state == _FABRIC_COMPLETED else f'is "{_FABRIC_STATES.get(state, state)}"'
+    return f'Its NVLink fabric {name}, so CUDA can\'t start; run "systemctl status nvidia-fabricmanager" on the host.'
+
+
+def _silence(gpu: Mapping[str, Any]) -> str | None:
+    """The call that a GPU does not answer although every healthy GPU does, as a sentence; None if it answers all."""
+    failures: Mapping[str, tuple[int, str]] = gpu.get("failures") or {}
+    for call, (code, text) in failures.items():
+        if call in _ANSWERED or code in _GONE:
+            users = " So its users are unknown." if call in _USERS else ""
+            return f'{call}() fails: {text}.{users} Look for "NVRM: Xid" in dmesg; reset the GPU or reboot the host.'
+    return None
 
 
 def _sickness(gpu: Mapping[str, Any]) -> str | None:
@@ -264,7 +344,7 @@ def _sickness(gpu: Mapping[str, Any]) -> str | None:
         return f"The driver says that the GPU {action}; drain it and do so."
     if (gpu.get("remapped_rows") or (0, 0, 0, 0))[3]:
         return "A broken row of its memory could not be replaced; the GPU needs repair."
-    return None
+    return _silence(gpu)
 
 
 def _mig(gpu: Mapping[str, Any]) -> str | None:

@@ -187,13 +187,117 @@ def test_a_lost_gpu_is_a_problem_and_the_other_gpus_are_found(probe_with):
 
 
 def test_unsupported_calls_leave_fields_out(monkeypatch):
-    fake = FakeNvml({"system": {}, "gpus": [{}]})
+    fake = FakeNvml({"system": {}, "gpus": [{"nvmlDeviceGetUUID": "GPU-0"}]})
     monkeypatch.setattr(nvidia, "import_module", lambda name: fake)
     device = Device(
-        id="nvidia-0", vendor="nvidia", kind="gpu", model="unknown", index=0, memory_bytes=0,
+        id="GPU-0", vendor="nvidia", kind="gpu", model="unknown", index=0, memory_bytes=0,
         details={"pcie_generation": None, "pcie_width": None},
     )  # fmt: skip
-    assert nvidia.probe() == ProbeResult((device,), (Telemetry(device_id="nvidia-0"),))
+    assert nvidia.probe() == ProbeResult((device,), (Telemetry(device_id="GPU-0"),))
+
+
+UNKNOWN, LOST, NOT_SUPPORTED = (
+    pynvml.NVMLError(code)
+    for code in (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_SUPPORTED)
+)
+
+
+@pytest.fixture
+def gpus_with(fixture_text):
+    """The two GPUs of a fixture; calls of the first one are replaced, by an error or another answer."""
+
+    def run(answers, *, name="dgx-a100", default=None):
+        fixture = json.loads(fixture_text(f"nvidia/{name}.json"))
+        fake = FakeNvml(fixture)
+        fake.nvmlInit()
+        first = fixture["gpus"][0]
+
+        class Replaced:
+            def __getattr__(self, call):
+                real = getattr(fake, call)
+
+                def replaced(*arguments):
+                    if arguments and arguments[0] is first and default is not None and call not in answers:
+                        raise default
+                    answer = answers.get(call) if arguments[:1] == (first,) or not arguments else None
+                    if isinstance(answer, Exception):
+                        raise answer
+                    return real(*arguments) if answer is None else answer
+
+                return replaced if callable(real) and call.startswith("nvml") else real
+
+        return nvidia.parse(nvidia.read(Replaced()))
+
+    return run
+
+
+@pytest.mark.parametrize("cached", [{}, {"nvmlDeviceGetName": "NVIDIA A40", "nvmlDeviceGetUUID": "GPU-b"}])
+@pytest.mark.parametrize("error", [LOST, UNKNOWN])
+def test_a_gpu_whose_readings_fail_is_not_leased_and_is_a_problem(gpus_with, cached, error):
+    result = gpus_with(cached, default=error)
+    assert [device.leasable for device in result.devices] == [False, False]  # the second one needs repair
+    assert result.devices[0].id == cached.get("nvmlDeviceGetUUID", "nvidia-0")
+    assert result.devices[0].details[SICK_KEY]
+    (problem,) = result.problems
+    assert problem.startswith(f"GPU 0 does not answer: nvmlDeviceGetPciInfo() fails: {error}.")
+    assert result.users == {}
+
+
+def test_a_count_that_fails_is_a_problem(gpus_with):
+    result = gpus_with({"nvmlDeviceGetCount": UNKNOWN})
+    assert (result.devices, result.problems) == (
+        (),
+        (
+            "nvmlDeviceGetCount() fails: Unknown Error. So the number of GPUs is unknown, and none is offered; run "
+            '"nvidia-smi", and look for "NVRM" in dmesg.',
+        ),
+    )
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"])
+@pytest.mark.parametrize(
+    ("answer", "users"),
+    [(UNKNOWN, {}), ([SimpleNamespace(pid=7)], {"GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f": (7,)})],
+)
+def test_a_list_of_processes_that_fails_is_not_nobody(gpus_with, call, answer, users):
+    processes = {"nvmlDeviceGetComputeRunningProcesses": [], "nvmlDeviceGetGraphicsRunningProcesses": []}
+    result = gpus_with(processes | {call: answer})
+    assert result.users == users
+    assert result.devices[0].leasable == bool(users)
+    assert ("So its users are unknown." in (result.devices[0].problem or "")) != bool(users)
+
+
+@pytest.mark.parametrize(("call", "is_leased"), [("nvmlDeviceGetPowerUsage", True), ("nvmlDeviceGetMigMode", False)])
+def test_only_a_reading_that_every_healthy_gpu_gives_must_not_fail(gpus_with, call, is_leased):
+    assert gpus_with({call: UNKNOWN}).devices[0].leasable == is_leased
+    assert gpus_with({call: NOT_SUPPORTED}).devices[0].leasable
+    assert not gpus_with({call: LOST}).devices[0].leasable
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "problem"),
+    [
+        (0, 0, None),
+        (3, 0, None),
+        (1, 0, 'is "not started"'),
+        (2, 0, 'is "in progress"'),
+        (3, 15, "is up with error 15"),
+        (9, 0, 'is "9"'),
+    ],
+)
+@pytest.mark.parametrize("call", ["nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"])
+def test_a_gpu_outside_of_its_nvlink_fabric_is_not_leased(gpus_with, call, state, status, problem):
+    gpu = gpus_with({call: SimpleNamespace(state=state, status=status)}).devices[0]
+    words = (
+        f'Its NVLink fabric {problem}, so CUDA can\'t start; run "systemctl status nvidia-fabricmanager" on the host.'
+    )
+    assert (gpu.leasable, gpu.problem) == ((True, None) if problem is None else (False, words))
+    assert SICK_KEY not in gpu.details
+
+
+def test_an_instance_without_a_uuid_is_not_leased(probe_with):
+    instance = {"0": {"nvmlDeviceGetName": "NVIDIA A100-SXM4-80GB MIG 1g.10gb"}}
+    assert [device.leasable for device in probe_with("mig-a100", mig=instance).devices] == [False, False]
 
 
 @pytest.fixture
