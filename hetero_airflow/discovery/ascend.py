@@ -22,11 +22,12 @@ for HBM. ``npu-smi info -m`` gives each chip's logic id, the value for ASCEND_RT
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple, cast
+from pathlib import Path
 
+from hetero_airflow.discovery.ascend_tables import USAGES, ChipRows, Tables, is_number, read_tables
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, read_numa_node, run_tool
 from hetero_airflow.discovery.sources.values import (
@@ -42,34 +43,18 @@ from hetero_airflow.discovery.sources.values import (
 from hetero_airflow.errors import ProbeError, shorten
 from hetero_airflow.model.device import NODE_KEY, SICK_KEY, Device, Telemetry
 
-MAX_CHIPS = 1024
 NODES = "/dev/davinci[0-9]*"
 _MIB = 1 << 20
-_PROCESS = re.compile(
-    r"^\|\s*([0-9]{1,6})\s+([0-9]{1,6})\s*\|\s*([0-9]{1,9})\s*\|[^|]*\|[^|]*\|\s*$", re.MULTILINE | re.ASCII
-)
-"""A row of the table of processes: NPU, chip and pid."""
-
-_USAGE = re.compile(r"([0-9]{1,9})\s*/\s*([0-9]{1,9})", re.ASCII)
+_NEEDED = ("name", "health", "bus-id")
+_NO_ADDRESS = frozenset({"na", "n/a", "-"})
 _VERSION = re.compile(r"Version:\s*(\S{1,40})")
 _HEALTHY = frozenset({"OK", "Warning"})
 """A device with a warning works; with Alarm, Critical or UNKNOWN it may not."""
 
-
-class _Chip(NamedTuple):
-    """The cells of a chip's two rows, as they are."""
-
-    npu: str
-    name: str
-    health: str
-    power: str
-    temperature: str
-    chip: str
-    physical_id: str | None
-    bus: str
-    ai_core: str
-    used: str
-    total: str
+_COLUMNS = re.compile(r"\s{2,}")
+_LOGIC = frozenset({"NPU ID", "Chip ID", "Chip Logic ID"})
+_REPORT = 'update hetero-airflow, or report the output of "npu-smi info"'
+_USERS_UNKNOWN = "npu-smi's table of processes is not understood ({doubt}), so who uses the NPUs is unknown; {report}."
 
 
 def probe() -> ProbeResult:
@@ -86,140 +71,175 @@ def probe() -> ProbeResult:
     except ProbeError:
         mapping = ""  # older tools have no -m; then the numbers in the table count
     result = parse(info, mapping)
+    nodes = len(glob.glob(NODES))
+    hidden = f"{nodes} nodes {NODES} exist, but npu-smi shows {len(result.devices)} NPUs; {_REPORT}."
     return ProbeResult(
-        tuple(d.model_copy(update={"numa_node": read_numa_node(d.pci)}) for d in result.devices),
-        result.telemetry, result.runtime, result.problems, result.users,
-    )  # fmt: skip
+        tuple(map(_on_this_host, result.devices)),
+        result.telemetry,
+        result.runtime,
+        (*result.problems, *([hidden] if nodes > len(result.devices) else ())),
+        result.users,
+    )
+
+
+def _on_this_host(device: Device) -> Device:
+    """The device with its NUMA node, and without a node that does not exist, which nobody could be seen to use."""
+    details = {key: value for key, value in device.details.items() if key != NODE_KEY or Path(str(value)).exists()}
+    return device.model_copy(update={"numa_node": read_numa_node(device.pci), "details": details})
 
 
 def parse(info: str, mapping: str = "") -> ProbeResult:
     """Devices and telemetry from the two answers of npu-smi; `mapping` may be empty.
 
-    The id is the chip's PCI address; for chips that share one, the numbers of card and chip.
+    The id is the chip's PCI address; for chips that share one or have none, the numbers of card and chip. The index is
+    the number in ASCEND_RT_VISIBLE_DEVICES. It counts the chips that this process sees: in a container with the host's
+    NPUs 4 and 5 they are 0 and 1, and 4 is refused (gpustack issue 3352, vllm-ascend pull request 16256).
 
     :raises ProbeError: the first answer has no table of chips
     """
-    chips = list(_chips(info))
-    if not chips and "| NPU" not in info:
+    tables = read_tables(info)
+    if not tables.has_header:
         found = shorten(info.strip(), limit=160)
         raise ProbeError("npu-smi info", found=f"no table of NPUs but {found}", remedy="Run it by hand as this user")
-    logic_ids = _logic_ids(mapping)
     version = _VERSION.search(info)
     driver = to_version(version[1]) or to_text(version[1]) if version else None
-    buses = Counter(chip.bus for chip in chips)
-    cards = Counter(chip.npu for chip in chips)
-    devices, telemetry = [], []
-    for position, chip in enumerate(chips):
-        pci = to_pci(chip.bus)
-        device_id = pci if pci and buses[chip.bus] == 1 else f"npu-{chip.npu}-{chip.chip}"
-        total = to_bytes(chip.total, _MIB)
-        used = to_bytes(chip.used, _MIB)
-        logic_id = logic_ids.get((chip.npu, chip.chip), to_count(chip.physical_id, limit=100_000))
-        devices.append(
-            Device(
-                id=device_id,
-                vendor="ascend",
-                kind="npu",
-                model=_model(chip.name, cards[chip.npu]),
-                index=position if logic_id is None else logic_id,
-                memory_bytes=total or 0,
-                leasable=chip.health in _HEALTHY,
-                problem=None if chip.health == "OK" else f'npu-smi reports the health "{chip.health[:40]}".',
-                driver=driver,
-                pci=pci,
-                details={
-                    "npu": to_count(chip.npu),
-                    "chip": to_count(chip.chip),
-                    NODE_KEY: f"/dev/davinci{position if logic_id is None else logic_id}",
-                    **({} if chip.health in _HEALTHY else {SICK_KEY: True}),
-                },
-            )
-        )
-        telemetry.append(
-            Telemetry(
-                device_id=device_id,
-                memory_free_bytes=None if total is None or used is None else max(0, total - used),
-                utilization=to_share(chip.ai_core),
-                temperature_c=to_number(chip.temperature),
-                power_w=to_number(chip.power),
-            )
-        )
-    return ProbeResult(tuple(devices), tuple(telemetry), users=_users(info, devices))
-
-
-def _users(info: str, devices: Iterable[Device]) -> dict[str, tuple[int, ...]]:
-    """Device id → pids in the table of processes; empty if npu-smi prints no such table."""
-    if "Process id" not in info:
-        return {}
-    pids: dict[tuple[int, int], list[int]] = {}
-    for npu, chip, pid in _PROCESS.findall(info):
-        pids.setdefault((int(npu), int(chip)), []).append(int(pid))
-    return {
-        device.id: tuple(pids.get((cast(int, device.details["npu"]), cast(int, device.details["chip"])), ()))
-        for device in devices
+    counts = Counter(chip.values.get("bus-id") for chip in tables.chips)
+    cards = Counter(chip.npu for chip in tables.chips)
+    users_unknown = tables.pids_doubt and _USERS_UNKNOWN.format(doubt=tables.pids_doubt, report=_REPORT)
+    devices = []
+    for chip, index in zip(tables.chips, _indexes(tables, mapping), strict=True):
+        device = _device(chip, index, cards[chip.npu], is_alone=counts[chip.values.get("bus-id")] == 1)
+        if device.leasable and users_unknown:
+            device = device.model_copy(update={"leasable": False, "problem": users_unknown[:500]})
+        devices.append(device.model_copy(update={"driver": driver}))
+    telemetry = [_telemetry(chip, device.id) for chip, device in zip(tables.chips, devices, strict=True)]
+    doubts = [f"NPU {chip.npu}, chip {chip.chip} ({chip.doubt})" for chip in tables.chips if chip.doubt]
+    problems = [
+        *([f"A row of npu-smi is not understood, so an NPU may be missing: {tables.lost_rows}; {_REPORT}."]
+          if tables.lost_rows else []),
+        *([f"npu-smi's rows are not understood for {'; '.join(doubts[:8])}; {_REPORT}."] if doubts else []),
+        *([users_unknown] if users_unknown else []),
+    ]  # fmt: skip
+    users = {
+        device.id: tuple((tables.pids or {}).get((chip.npu, chip.chip), ()))
+        for chip, device in zip(tables.chips, devices, strict=True)
+        if tables.pids is not None and not users_unknown
     }
+    return ProbeResult(tuple(devices), tuple(telemetry), problems=tuple(problems), users=users)
 
 
-def _chips(info: str) -> list[_Chip]:
-    """The pairs of rows of the first table; other rows are left out."""
-    chips: list[_Chip] = []
-    first: tuple[list[str], str, list[str]] | None = None
-    for line in info.splitlines():
-        if len(chips) >= MAX_CHIPS:
-            break
-        # The table of processes has four columns, so its rows don't match.
-        texts = line.strip().strip("|").split("|")
-        left, middle, right = [text.split() for text in texts] if len(texts) == 3 else ([], [], [])
-        if not left or not _is_number(left[0]) or not middle:
-            continue
-        if to_pci(middle[0]) is None:
-            first = (left, middle[0], right) if len(left) > 1 else None
-        elif first is not None:
-            (npu, *name), health, readings = first
-            # HBM is the last column, if there is one; a 310P has only other memory.
-            usage = [(used, total) for used, total in _USAGE.findall(texts[2]) if total != "0"]
-            chips.append(
-                _Chip(
-                    npu=npu,
-                    name=" ".join(name),
-                    health=health,
-                    power=readings[0] if readings else "",
-                    temperature=readings[1] if len(readings) > 1 else "",
-                    chip=left[0],
-                    physical_id=left[1] if len(left) > 1 else None,
-                    bus=middle[0],
-                    ai_core=right[0] if right else "",
-                    used=usage[-1][0] if usage else "",
-                    total=usage[-1][1] if usage else "",
-                )
-            )
-            first = None
-    return chips
+def _device(chip: ChipRows, index: int | None, chips_on_card: int, *, is_alone: bool) -> Device:
+    bus, health = chip.values.get("bus-id", ""), chip.values.get("health", "UNKNOWN")
+    pci = to_pci(bus)
+    total = to_bytes(_usage(chip)[1], _MIB)
+    problem = None if health == "OK" else f'npu-smi reports the health "{health[:40]}".'
+    doubt = chip.doubt or _doubt(chip, total)
+    if doubt:
+        problem = f"npu-smi's rows for it are not understood ({doubt}); {_REPORT}."[:500]
+    elif index is None:
+        problem = 'Its number for ASCEND_RT_VISIBLE_DEVICES is unknown; look at "npu-smi info -m".'
+    node = chip.physical_id if chip.physical_id is not None else index
+    return Device(
+        id=pci if pci and is_alone else f"npu-{chip.npu}-{chip.chip}",
+        vendor="ascend",
+        kind="npu",
+        model=_model(chip.values.get("name", ""), chips_on_card, is_numbered="phy-id" in chip.values),
+        index=index or 0,
+        memory_bytes=total or 0,
+        leasable=health in _HEALTHY and doubt is None and index is not None,
+        problem=problem,
+        pci=pci,
+        details={
+            "npu": chip.npu,
+            "chip": chip.chip,
+            **({} if node is None else {NODE_KEY: f"/dev/davinci{node}"}),
+            **({SICK_KEY: True} if "health" in chip.values and health not in _HEALTHY else {}),
+        },
+    )
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 6
+def _doubt(chip: ChipRows, total: int | None) -> str | None:
+    """What the chip's rows lack; an NPU of a system on a chip has no PCI address, a 310B shows ``NA``."""
+    lacking = [name for name in _NEEDED if name not in chip.values]
+    bus = chip.values.get("bus-id", "")
+    if bus and to_pci(bus) is None and bus.lower() not in _NO_ADDRESS:
+        lacking.append(f"address in {shorten(bus, limit=40)}")
+    return ", ".join(f"no {name}" for name in [*lacking, *([] if total else ["memory in MB"])]) or None
 
 
-def _logic_ids(mapping: str) -> dict[tuple[str, str], int]:
-    """(NPU, chip) → logic id. The header's names select the columns, since Ascend 950 has more of them."""
-    lines = [re.split(r"\s{2,}", line.strip()) for line in mapping[:262144].splitlines()]
-    header = next((line for line in lines if "Chip Logic ID" in line), None)
-    if header is None or not {"NPU ID", "Chip ID"} <= set(header):
-        return {}
-    npu, chip, logic = (header.index(name) for name in ("NPU ID", "Chip ID", "Chip Logic ID"))
-    return {
-        (cells[npu], cells[chip]): int(cells[logic])
-        for cells in lines
-        if len(cells) == len(header) and _is_number(cells[logic])
-    }
+def _usage(chip: ChipRows) -> tuple[str | None, str | None]:
+    """Used and total memory in MiB: that of the HBM, or of other memory, whichever the chip has."""
+    for name in USAGES:
+        used, _, total = chip.values.get(name, "").partition("/")
+        if to_count(total):
+            return used, total
+    return None, None
 
 
-def _model(name: str, chips_on_card: int) -> str:
-    """``910b4-1`` from ``910B4-1``; npu-smi names the 910C, with two chips on a card, ``Ascend910``.
+def _telemetry(chip: ChipRows, device_id: str) -> Telemetry:
+    used, total = (to_bytes(amount, _MIB) for amount in _usage(chip))
+    return Telemetry(
+        device_id=device_id,
+        memory_free_bytes=None if total is None or used is None else max(0, total - used),
+        utilization=to_share(chip.values.get("aicore(%)")),
+        temperature_c=to_number(chip.values.get("temp(c)")),
+        power_w=to_number(chip.values.get("power(w)")),
+    )
 
-    >>> _model("310P3", 1), _model("Ascend910", 2), _model("Ascend 910B4", 1)
-    ('310p3', '910c', '910b4')
+
+def _indexes(tables: Tables, mapping: str) -> list[int | None]:
+    """The number of each chip for ASCEND_RT_VISIBLE_DEVICES: its place in the order of the logic ids.
+
+    Without a mapping, the order is that of the physical ids, or of the table. None if a chip that is not understood may
+    come before it, or if the mapping does not name it.
+    """
+    logic_ids = _logic_ids(mapping)
+    if logic_ids is None:
+        return [None] * len(tables.chips)
+    if logic_ids:
+        ranks = {number: rank for rank, number in enumerate(sorted(logic_ids.values()))}
+        return [ranks.get(logic_ids.get((chip.npu, chip.chip), -1)) for chip in tables.chips]
+    numbers = [chip.physical_id for chip in tables.chips]
+    known = sorted(number for number in numbers if number is not None)
+    if len(set(known)) < len(numbers):
+        return list(range(len(numbers))) if not known and not tables.lost_rows else [None] * len(numbers)
+    if tables.lost_rows and known != list(range(len(known))):
+        return [None] * len(numbers)
+    return [known.index(number) for number in numbers if number is not None]
+
+
+def _logic_ids(mapping: str) -> dict[tuple[int, int], int] | None:
+    """(NPU, chip) → logic id; None if the table is not understood, empty if there is none.
+
+    The header's names select the columns, since Ascend 950 has others (SwanLab pull request 1719). A row without
+    numbers is that of a card's controller.
+    """
+    lines = [_COLUMNS.split(line.strip()) for line in mapping[:262144].splitlines()]
+    header = next((line for line in lines if len(_LOGIC & set(line)) > 1), None)
+    if header is None:
+        return {} if "Logic ID" not in mapping else None
+    rows = [cells for cells in lines[lines.index(header) + 1 :] if cells != [""]]
+    if any(header.count(name) > 1 for name in _LOGIC) or any(len(cells) != len(header) for cells in rows):
+        return None
+    ids: dict[tuple[int, int], int] = {}
+    for cells in rows:
+        row = dict(zip(header, cells, strict=True))
+        numbers = [row.get("NPU ID", ""), row.get("Chip ID", "0"), row.get("Chip Logic ID", "")]
+        if all(map(is_number, numbers)):
+            npu, chip, logic = map(int, numbers)
+            if (npu, chip) in ids or logic in ids.values():
+                return None
+            ids[npu, chip] = logic
+    return ids or None
+
+
+def _model(name: str, chips_on_card: int, *, is_numbered: bool) -> str:
+    """``910b4-1`` from ``910B4-1``; npu-smi names the 910C ``Ascend910``: two chips on a card, with physical ids.
+
+    >>> _model("310P3", 1, is_numbered=False), _model("Ascend910", 1, is_numbered=True)
+    ('310p3', '910c')
+    >>> _model("Ascend 910B4", 1, is_numbered=False)
+    '910b4'
     """
     word = to_word(to_word(name).removeprefix("ascend"))
-    return "910c" if word == "910" and chips_on_card == 2 else word
+    return "910c" if word == "910" and (chips_on_card == 2 or is_numbered) else word

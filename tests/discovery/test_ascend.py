@@ -36,9 +36,17 @@ def test_two_910b4(fixture_text):
     assert matches_model("910b", model_tokens(result.devices[0].model))
 
 
-def test_two_chips_on_a_card_are_two_devices_and_a_cut_table_loses_only_its_end(fixture_text):
+def test_two_chips_on_a_card_are_two_devices_and_a_cut_table_makes_the_users_unknown(fixture_text):
     result = ascend.parse(fixture_text("ascend/npu-smi-info-910c.txt"))
-    common = {"model": "910c", "memory_bytes": 65536 * MIB, "driver": "24.1.rc3"}
+    problem = result.devices[0].problem
+    common = {"model": "910c", "memory_bytes": 65536 * MIB, "driver": "24.1.rc3", "leasable": False, "problem": problem}
+    lost, unknown = result.problems
+    assert lost.startswith(
+        "A row of npu-smi is not understood, so an NPU may be missing: '1     Ascend910 | OK | 185.4 "
+    )
+    assert unknown.startswith("npu-smi's table of processes is not understood (no such table, but the row '1     Asc")
+    assert problem == unknown[:500]
+    assert result.users == {}
     assert result.devices == (
         npu(
             id="0000:9d:00.0",
@@ -82,17 +90,89 @@ def test_chips_of_a_310p_share_an_address_and_have_no_hbm(fixture_text):
 
 def test_an_empty_hbm_column_does_not_hide_other_memory(fixture_text):
     text = fixture_text("ascend/npu-smi-info-310p3.txt").replace("1529 / 44280        ", "1529 / 44280   0 / 0")
+    text = text.replace("Memory-Usage(MB)               ", "Memory-Usage(MB)  HBM-Usage(MB)")
     assert ascend.parse(text).devices[0].memory_bytes == 44280 * MIB
 
 
-def test_the_logic_id_of_the_mapping_is_the_index(fixture_text):
+@pytest.mark.parametrize(("first", "second", "indexes"), [(4, 7, [0, 1]), (1, 0, [1, 0])])
+def test_the_index_counts_the_chips_in_the_order_of_their_logic_ids(fixture_text, first, second, indexes):
     mapping = (
-        "NPU ID      Chip ID     Chip Logic ID     Chip Phy-ID    Chip Name\n"
-        "0           0           4                 0              Ascend 910B4\n"
-        "1           0           7                 1              Ascend 910B4\n"
+        "NPU ID      Slot ID     Chip ID     Chip Logic ID     Chip Phy-ID    Chip Name\n"
+        f"0           1           0           {first}                 0              Ascend 910B4\n"
+        f"1           2           0           {second}                 1              Ascend 910B4\n"
+        "1           2           1           -                 -              Mcu\n"
     )
     result = ascend.parse(fixture_text("ascend/npu-smi-info-910b4.txt"), mapping)
-    assert [device.index for device in result.devices] == [4, 7]
+    assert [device.index for device in result.devices] == indexes
+
+
+def test_the_users_in_the_five_columns_of_npu_smi_26_are_found(fixture_text):
+    result = ascend.parse(fixture_text("ascend/npu-smi-info-26.txt"))
+    assert [(d.id, d.model, d.index, d.details["node"], d.leasable) for d in result.devices] == [
+        ("0000:81:00.0", "910c", 0, "/dev/davinci14", True),
+        ("0000:83:00.0", "910c", 1, "/dev/davinci15", True),
+    ]
+    assert result.users == {"0000:81:00.0": (692318,), "0000:83:00.0": (692318,)}
+    assert result.problems == ()
+
+
+@pytest.mark.parametrize("name", ["910b4", "26", "910b2c"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("| Process id   ", "| PID          "),
+        ("| Process id   ", "| Process id    Process id"),
+        ("| NPU     Chip  ", "| Chip    Card  "),
+        ("| python3", "| python3 | 1"),
+        ("| VLLMWorker_TP", "| 1 | VLLMWorker_TP"),
+        ("| 1       0     ", "| 9       0     "),
+        ("| 7       1     ", "| 7       ?     "),
+        ("| 0       0                 | 124528", "| No process in NPU 0"),
+    ],
+)
+def test_a_table_of_processes_that_is_not_understood_is_not_unused(fixture_text, name, old, new):
+    text = fixture_text(f"ascend/npu-smi-info-{name}.txt")
+    result = ascend.parse(text.replace(old, new))
+    if old not in text:
+        assert all(device.leasable for device in result.devices)
+        return
+    assert result.users == {}
+    assert [device.leasable for device in result.devices] == [False, False]
+    assert "so who uses the NPUs is unknown" in result.problems[-1]
+
+
+def test_an_npu_without_a_pci_address_is_found(fixture_text):
+    text = fixture_text("ascend/npu-smi-info-310b4.txt")
+    device = npu(
+        id="npu-0-0", model="310b4", index=0, memory_bytes=3513 * MIB, driver="23.0.rc3",
+        details={"npu": 0, "chip": 0, "node": "/dev/davinci0"},
+    )  # fmt: skip
+    assert ascend.parse(text).devices == (device,)
+    (alarmed,) = ascend.parse(text.replace("OK   ", "Alarm")).devices
+    assert (alarmed.leasable, alarmed.problem) == (False, 'npu-smi reports the health "Alarm".')
+
+
+def test_one_visible_die_of_a_910c_is_a_910c(fixture_text):
+    lines = fixture_text("ascend/npu-smi-info-26.txt").splitlines()
+    (device,) = ascend.parse("\n".join([*lines[:8], lines[5]])).devices
+    assert (device.model, device.index, device.leasable) == ("910c", 0, True)
+
+
+def test_a_910b2c_is_found_and_a_chip_without_a_process_is_unused(fixture_text):
+    result = ascend.parse(fixture_text("ascend/npu-smi-info-910b2c.txt"))
+    assert [device.model for device in result.devices] == ["910b2c", "910b2c"]
+    assert result.users == {"0000:5a:00.0": (124528,), "0000:19:00.0": ()}
+
+
+def test_nodes_of_chips_that_npu_smi_does_not_show_are_a_problem(fixture_text, tmp_path, put_tool, monkeypatch):
+    (tmp_path / "info").write_text(fixture_text("ascend/npu-smi-info-310b4.txt"))
+    put_tool("npu-smi", f'[ "$2" = -m ] && exit 1; exec cat {tmp_path}/$1')
+    monkeypatch.setattr(ascend, "NODES", f"{tmp_path}/davinci[0-9]*")
+    for number in (0, 1):
+        (tmp_path / f"davinci{number}").touch()
+    result = ascend.probe()
+    assert result.problems[0].startswith(f"2 nodes {tmp_path}/davinci[0-9]* exist, but npu-smi shows 1 NPUs; ")
+    assert "node" not in result.devices[0].details  # /dev/davinci0 does not exist on this host
 
 
 @pytest.mark.parametrize(("health", "is_leasable"), [("Warning", True), ("Alarm", False), ("Critical", False)])
