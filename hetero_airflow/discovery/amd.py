@@ -26,17 +26,24 @@ Neither tells who uses a GPU. Until July 2026, the list of processes (``amdsmi_g
 user who can't read the processes of others, and had each process under every GPU (ROCm/rocm-systems, pull request
 8396). An empty list looked the same on a free GPU. The open device nodes tell it (`device_users`).
 
-ROCm 7 puts both lists into ``{"gpu_data": [...]}``. "MB" are mebibytes: 65520 on an MI210 of 64 GiB.
+ROCm 7 puts both lists into ``{"gpu_data": [...]}``; ROCm 5.7 says ``driver_version`` and ``"vram_size_mb": "65520 MB"``
+(gpustack issue 4848). "MB" are mebibytes: 65520 on an MI210 of 64 GiB.
+
+An MI300X can be divided into compute partitions (``DPX``, ``CPX``), each a GPU of its own for ROCr, and its memory into
+NPS1 to NPS4. Partitions of one chip share its serial number and PCI address but for the function, and amd-smi may give
+each the memory of the whole chip (amdsmi issues 97 and 134).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hetero_airflow.discovery.amd_library import read_library
+from hetero_airflow.discovery.amd_topology import KfdNode, kfd_gpus, match_nodes, read_nodes
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, run_tool
 from hetero_airflow.discovery.sources.values import (
@@ -50,11 +57,25 @@ from hetero_airflow.discovery.sources.values import (
     to_word,
 )
 from hetero_airflow.errors import ProbeError, shorten
-from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.device import NODE_KEY, Device, Telemetry
+from hetero_airflow.model.devices.names import MODELS
 
 MAX_GPUS = 256
 NODES = "/dev/kfd"
 _MIB = 1 << 20
+
+_MODE = re.compile(r"(spx|dpx|tpx|qpx|cpx)(?:[_-](nps[0-9]))?")
+_PARTITIONS = {"dpx": 2, "tpx": 3, "qpx": 4, "cpx": 8}
+"""Partitions of a chip: AMD's page on partitions of the MI300X; an MI300A in CPX has 6."""
+
+_REPORT = 'update hetero-airflow, or report the output of "amd-smi static --json"'
+
+_NEEDED = {
+    "name": (("asic", "market_name"), ("board", "product_name")),
+    "PCI address": (("bus", "bdf"),),
+    "memory": (("vram", "size"), ("vram", "vram_size_mb")),
+}
+"""What each entry says, if only ``N/A`` → its names in the versions of amd-smi."""
 
 
 def probe() -> ProbeResult:
@@ -63,15 +84,16 @@ def probe() -> ProbeResult:
     :raises ProbeError: amd-smi fails or gives an unreadable answer
     """
     answers = read_library()
+    kfd = read_nodes()
     if answers is not None:
-        return parse(*answers)
+        return parse(*answers, kfd)
     tool = find_tool("amd-smi", "/opt/rocm/bin")
     if tool is None:
         return ProbeResult(problems=missing_tool_problem(NODES, "amd-smi", "install the package amd-smi-lib"))
     static = parse_json(run_tool(tool, "static", "--json"))
     metric = parse_json(run_tool(tool, "metric", "--json"))
     topology = parse_json(run_tool(tool, "topology", "--json")) if len(_gpus(static)) > 1 else []
-    return parse(static, metric, topology)
+    return parse(static, metric, topology, kfd)
 
 
 def parse_json(text: str) -> Any:
@@ -92,31 +114,130 @@ def parse_json(text: str) -> Any:
     raise ProbeError("amd-smi --json", found=f"no JSON but {shorten(text.strip(), limit=120)}", remedy="Update ROCm")
 
 
-def parse(static: Any, metric: Any, topology: Any = ()) -> ProbeResult:
-    """Devices and telemetry from the three answers of amd-smi, joined by the GPU's number.
+def parse(static: Any, metric: Any, topology: Any = (), kfd: Sequence[Mapping[str, int]] | None = None) -> ProbeResult:
+    """Devices and telemetry from the three answers of amd-smi, joined by the GPU's number, and the nodes of the KFD.
 
-    The id is the value for ROCR_VISIBLE_DEVICES: ``GPU-`` and the chip's serial number. Without a serial number, or if
-    partitions share it, the id is the PCI address.
+    The index is ROCr's number. The id is ROCr's text for the GPU where that is certain (`amd_topology`), else its PCI
+    address.
+
+    :param kfd: the properties of the KFD's nodes; None means that amd-smi and ROCr count alike
     """
     gpus = _gpus(static)
-    serials = Counter(_serial(gpu) for gpu in gpus.values())
+    addresses = {number: to_pci(_at(gpu, "bus", "bdf")) for number, gpu in gpus.items()}
+    rocr_gpus = None if kfd is None else kfd_gpus(kfd)
+    nodes = {} if rocr_gpus is None else match_nodes(addresses, rocr_gpus)
     ids = {
-        number: (_serial(gpu) if serials[_serial(gpu)] == 1 else None)
-        or to_pci(_at(gpu, "bus", "bdf")) or f"amd-{number}"
-        for number, gpu in gpus.items()
-    }  # fmt: skip
+        number: (nodes[number].id if number in nodes else None) or addresses[number] or f"amd-{number}"
+        for number in gpus
+    }
     links = _gpus(topology)
-    devices = tuple(_device(number, gpu, ids, links.get(number, {})) for number, gpu in gpus.items())
+    chips = Counter(address[:-2] for address in addresses.values() if address)
+    chips |= Counter(node.chip for node in rocr_gpus or ())  # a container may have one partition of several
+    devices = []
+    for number, gpu in gpus.items():
+        device = _with_partition(_device(number, gpu, ids, links.get(number, {})), gpu, chips)
+        problem = device.problem or _doubt(gpu) or (_NO_NODE if rocr_gpus is not None and number not in nodes else None)
+        device = device.model_copy(update={"problem": problem, "leasable": problem is None})
+        devices.append(_with_node(device, nodes.get(number)))
     metrics = _gpus(metric)
-    telemetry = tuple(_telemetry(ids[number], metrics[number]) for number in gpus if number in metrics)
-    return ProbeResult(devices, telemetry)
+    telemetry = tuple(
+        _telemetry(device, metrics[number]) for number, device in zip(gpus, devices, strict=True) if number in metrics
+    )
+    return ProbeResult(tuple(devices), telemetry, problems=tuple(_problems(static, gpus, rocr_gpus)))
+
+
+_NO_NODE = "The kernel's KFD shows no GPU with its address, so ROCr does not see it; look at rocminfo."
+
+
+def _problems(static: Any, gpus: Mapping[int, Mapping[str, Any]], rocr_gpus: Sequence[KfdNode] | None) -> Iterator[str]:
+    """A line for what is not understood, and for GPUs that only the kernel shows."""
+    entries = _entries(static)
+    if entries is None:
+        yield f"amd-smi's answer has no list of GPUs, so which there are is unknown; {_REPORT}."
+    elif len(entries) != len(gpus):
+        yield f"{len(entries) - len(gpus)} of {len(entries)} entries of amd-smi are not understood; {_REPORT}."
+    yield from (f"GPU {number}: {doubt}" for number, gpu in list(gpus.items())[:8] if (doubt := _doubt(gpu)))
+    if rocr_gpus is not None and len(rocr_gpus) > len(gpus):
+        yield f"The kernel's KFD shows {len(rocr_gpus)} GPUs, but amd-smi only {len(gpus)}; run both as this user."
+
+
+def _doubt(gpu: Mapping[str, Any]) -> str | None:
+    """What an entry should say and does not."""
+    lacking = [name for name, paths in _NEEDED.items() if not any(_has(gpu, *path) for path in paths)]
+    if not (lacking or _has(gpu, *_NEEDED["name"][0]) or to_text(_at(gpu, "board", "product_name"))):
+        lacking = ["name"]
+    vram = _vram(gpu)
+    is_number = to_number(vram) is not None or (isinstance(vram, Mapping) and "value" not in vram)
+    if not lacking and is_number and _memory(gpu) is None:
+        lacking = ["memory in a known unit"]
+    return f"amd-smi's entry has no {' and no '.join(lacking)} that is understood; {_REPORT}." if lacking else None
+
+
+def _has(answer: Any, key: str, inner: str) -> bool:
+    part = answer.get(key)
+    return isinstance(part, Mapping) and inner in part
+
+
+def _vram(gpu: Mapping[str, Any]) -> Any:
+    return next((_at(gpu, *path) for path in _NEEDED["memory"] if _has(gpu, *path)), None)
+
+
+def _memory(gpu: Mapping[str, Any]) -> int | None:
+    """Bytes; None if there is no figure or its unit is unknown. The library gives a number of mebibytes."""
+    value = _vram(gpu)
+    unit = value.get("unit") if isinstance(value, Mapping) else value
+    word = unit.strip().lstrip("0123456789. ") if isinstance(unit, str) else "MB"
+    return to_bytes(value, _MIB) if word in ("MB", "MiB", "") else None
+
+
+def _with_partition(device: Device, gpu: Mapping[str, Any], chips: Mapping[str, int]) -> Device:
+    """The device; if it is a partition of a chip, as such, with its part of the memory."""
+    chip = device.pci[:-2] if device.pci else None
+    shown = chips.get(chip or "", 1)
+    text = to_text(device.details.get("compute_partition"))
+    mode = _MODE.fullmatch((text or "spx").lower())
+    memory_mode = to_word(_at(gpu, "partition", "memory_partition"), "") or (mode and mode[2])
+    if mode is None or (mode[1] == "spx" and shown > 1) or (mode[1] != "spx" and not memory_mode):
+        name = f"{text or 'unknown'} with memory partition {memory_mode or 'unknown'}"
+        problem = f"Its compute partition is {name}, and {shown} GPUs are on its chip; {_REPORT}."
+        return device.model_copy(update={"leasable": False, "problem": problem})
+    if mode[1] == "spx":
+        return device
+    count = max(shown, 6 if mode[1] == "cpx" and "mi300a" in device.model else _PARTITIONS[mode[1]])
+    return device.model_copy(
+        update={
+            "partition": f"{mode[1]}-{memory_mode}",
+            "parent": f"chip {chip or device.id}",
+            "memory_bytes": _part(device.memory_bytes, count, device.model),
+        }
+    )
+
+
+def _part(memory_bytes: int, count: int, model: str) -> int:
+    """A partition's memory, of which amd-smi may give the whole chip's: all together never have more than the chip."""
+    sizes = [size for name, (vendor, _, size) in MODELS.items() if vendor == "amd" and name in model.split("-")]
+    if sizes and memory_bytes * 2 <= sizes[0]:
+        return min(memory_bytes, sizes[0] // count)
+    return memory_bytes // count
+
+
+def _with_node(device: Device, node: KfdNode | None) -> Device:
+    """The device with ROCr's number and the node that its users open."""
+    if node is None:
+        return device
+    details = device.details | ({NODE_KEY: node.render_node} if node.render_node else {})
+    return device.model_copy(update={"index": node.number, "details": details})
+
+
+def _entries(answer: Any) -> Sequence[Any] | None:
+    entries = answer.get("gpu_data") if isinstance(answer, Mapping) else answer
+    return entries if isinstance(entries, (list, tuple)) else None
 
 
 def _gpus(answer: Any) -> dict[int, Mapping[str, Any]]:
     """GPU number → its object, for the formats of ROCm 6 and 7."""
-    entries = answer.get("gpu_data") if isinstance(answer, Mapping) else answer
     gpus: dict[int, Mapping[str, Any]] = {}
-    for entry in entries if isinstance(entries, (list, tuple)) else ():
+    for entry in _entries(answer) or ():
         number = to_count(entry.get("gpu"), limit=100_000) if isinstance(entry, Mapping) else None
         if number is not None and len(gpus) < MAX_GPUS:
             gpus.setdefault(number, entry)
@@ -133,11 +254,6 @@ def _first(answers: Iterable[Any]) -> float | None:
     return next((number for number in map(to_number, answers) if number is not None), None)
 
 
-def _serial(gpu: Mapping[str, Any]) -> str | None:
-    text = (to_text(_at(gpu, "asic", "asic_serial")) or "").lower().removeprefix("0x")
-    return f"GPU-{text}" if text.isalnum() and text.strip("0") else None
-
-
 def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: Mapping[str, Any]) -> Device:
     entries = links.get("links")
     linked = [
@@ -146,7 +262,7 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
         if _at(link, "link_type") == "XGMI" and _at(link, "link_status") != "DISABLED"
     ]
     peers = [ids[peer] for peer in linked if peer is not None and peer != number and peer in ids]
-    driver = to_text(_at(gpu, "driver", "version"))
+    driver = to_text(_at(gpu, "driver", "version")) or to_text(_at(gpu, "driver", "driver_version"))
     target = to_text(_at(gpu, "asic", "target_graphics_version"))
     node = to_count(_at(gpu, "numa", "node"), limit=4096)
     return Device(
@@ -155,7 +271,7 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
         kind="gpu",
         model=_model(gpu),
         index=number,
-        memory_bytes=to_bytes(_at(gpu, "vram", "size"), _MIB) or 0,
+        memory_bytes=_memory(gpu) or 0,
         driver=to_version(driver) or driver,
         capability=target if target and target.startswith("gfx") else None,
         numa_node=node,
@@ -165,7 +281,8 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
             "pcie_generation": to_count((to_text(_at(gpu, "bus", "pcie_interface_version")) or "").split(" ")[-1]),
             "pcie_width": to_count(_at(gpu, "bus", "max_pcie_width")),
             "compute_units": to_count(_at(gpu, "asic", "num_compute_units")),
-            "compute_partition": to_text(_at(gpu, "partition", "compute_partition")),
+            "compute_partition": to_text(_at(gpu, "partition", "compute_partition"))
+            or to_text(_at(gpu, "partition", "accelerator_partition")),
         },
     )
 
@@ -177,10 +294,12 @@ def _model(gpu: Mapping[str, Any]) -> str:
     return to_word(named[0] if named else names[0] or names[1])
 
 
-def _telemetry(device_id: str, metric: Mapping[str, Any]) -> Telemetry:
+def _telemetry(device: Device, metric: Mapping[str, Any]) -> Telemetry:
+    free = to_bytes(_at(metric, "mem_usage", "free_vram"), _MIB)
+    is_of_chip = device.partition is not None and free is not None and free > device.memory_bytes
     return Telemetry(
-        device_id=device_id,
-        memory_free_bytes=to_bytes(_at(metric, "mem_usage", "free_vram"), _MIB),
+        device_id=device.id,
+        memory_free_bytes=None if is_of_chip else free,
         utilization=to_share(_at(metric, "usage", "gfx_activity")),
         temperature_c=_first(_at(metric, "temperature", sensor) for sensor in ("hotspot", "edge")),
         power_w=to_number(_at(metric, "power", "socket_power")),

@@ -57,7 +57,10 @@ def _read(amdsmi: Any) -> tuple[list[Any], list[Any], list[Any]]:
             "bus": {"bdf": ask("amdsmi_get_gpu_device_bdf", handle)} | _pcie(ask("amdsmi_get_pcie_info", handle)),
             "driver": {"version": (ask("amdsmi_get_gpu_driver_info", handle) or {}).get("driver_version")},
             "numa": {"node": ask("amdsmi_topo_get_numa_node_number", handle)},
-            "partition": {"compute_partition": ask("amdsmi_get_gpu_compute_partition", handle)},
+            "partition": {
+                "compute_partition": ask("amdsmi_get_gpu_compute_partition", handle),
+                "memory_partition": ask("amdsmi_get_gpu_memory_partition", handle),
+            },
             "vram": {"size": vram.get("vram_total")},
         })  # fmt: skip
         metric.append({

@@ -196,7 +196,8 @@ def _device_rejection(alternative: Alternative, device: Device) -> Rejection | N
         common = model_tokens(alternative.model) & model_tokens(device.model)
         return make_rejection(ReasonCode.MODEL, asked, found, amount=len(common))
     if alternative.partition != device.partition:
-        whole = asked if alternative.partition else f"{asked}, not a MIG instance"
+        part = "a MIG instance" if device.vendor == "nvidia" else "a partition"
+        whole = asked if alternative.partition else f"{asked}, not {part}"
         return make_rejection(ReasonCode.PARTITION, whole, found)
     return _memory_rejection(alternative, device) or _driver_rejection(alternative, device)
 

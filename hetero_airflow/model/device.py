@@ -45,13 +45,14 @@ class Device(BaseModel):
     kind: DeviceWord
     model: DeviceWord
     index: int = Field(ge=0, le=100_000)
-    """The number in the output of the vendor's tools."""
+    """The number by which the vendor's runtime counts (CUDA in the order of the bus, ROCr, CANN, libtpu)."""
     memory_bytes: int = Field(ge=0, le=MAX_BYTES)
     cores: tuple[int, ...] = ()
     """CPU only: the ids of the logical cores that this process may run on, ordered by NUMA node."""
     partition: DeviceWord | None = None
-    """MIG instance only: its profile, ``1g.10gb``."""
+    """The profile of a MIG instance, ``1g.10gb``, or the modes of an AMD compute partition, ``cpx-nps4``."""
     parent: ShortText | None = None
+    """The GPU that a part belongs to: the id of a device, or the name of an AMD chip, which is none."""
     leasable: bool = True
     """False for a device that must not be leased; `problem` gives the reason."""
     problem: str | None = Field(default=None, max_length=500)
@@ -74,7 +75,8 @@ class Device(BaseModel):
         return MILLI_PER_DEVICE * len(self.cores) if self.kind == "cpu" else MILLI_PER_DEVICE
 
     def __str__(self) -> str:
-        name = f"{self.vendor}/{self.model}" + (f" mig-{self.partition}" if self.partition else "")
+        mark = "mig-" if self.vendor == "nvidia" else ""
+        name = f"{self.vendor}/{self.model}" + (f" {mark}{self.partition}" if self.partition else "")
         return f"{name} (simulated)" if self.simulated else name
 
 

@@ -57,6 +57,7 @@ def _visible(lease: TaskLease) -> dict[str, str]:
     if lease.vendor == "nvidia":
         return {"CUDA_VISIBLE_DEVICES": ids, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if lease.vendor == "amd":
+        ids = _bound(lease, "GPU-")
         return {"ROCR_VISIBLE_DEVICES": ids, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(lease.ids))))}
     if lease.vendor == "ascend":
         return {"ASCEND_RT_VISIBLE_DEVICES": indexes}
@@ -65,6 +66,15 @@ def _visible(lease: TaskLease) -> dict[str, str]:
         shape = {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"} if bounds else {}
         return {"TPU_VISIBLE_CHIPS": indexes, **shape}
     return {}
+
+
+def _bound(lease: TaskLease, *prefixes: str) -> str:
+    """The devices by their ids if the vendor's runtime knows such an id, else by the runtime's numbers.
+
+    CUDA and ROCr end the list at the first word that they do not know, so a wrong one hides all devices.
+    """
+    pairs = zip(lease.ids, lease.indexes, strict=True)
+    return ",".join(id_ if id_.startswith(prefixes) else str(index) for id_, index in pairs)
 
 
 @contextmanager

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from hetero_airflow.discovery import amd
 from hetero_airflow.discovery.amd_library import read_library
+from hetero_airflow.discovery.amd_topology import read_nodes
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
+from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.device import Device, Telemetry, matches_model, model_tokens
+from hetero_airflow.model.plan import ReasonCode
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.testing import a_worker
 
 MIB = 1 << 20
 
@@ -49,12 +54,15 @@ def test_a_radeon_of_rocm_6(fixture_text):
 
 
 def test_an_instinct_of_rocm_7_with_warnings_before_its_json(fixture_text):
-    result = amd.parse(amd.parse_json(fixture_text("amd/static-mi210.txt")), None)
+    static = amd.parse_json(fixture_text("amd/static-mi210.txt"))
+    static["gpu_data"][0]["bus"]["bdf"] = "0000:23:00.0"  # the source left it out
+    result = amd.parse(static, None)
     details = {"pcie_generation": 4, "pcie_width": 16, "compute_units": 104, "compute_partition": None}
     assert result == ProbeResult(
         devices=(
             Device(
-                id="amd-0",
+                id="0000:23:00.0",
+                pci="0000:23:00.0",
                 vendor="amd",
                 kind="gpu",
                 model="instinct-mi210",
@@ -84,16 +92,116 @@ def test_metrics_of_rocm_7_are_joined_by_the_number_of_the_gpu(fixture_text):
     )
 
 
-def test_the_id_is_the_serial_number_for_rocr():
-    static = [{"gpu": 0, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": "0000:03:00.0"}}]
-    assert amd.parse(static, []).devices[0].id == "GPU-4162405e51bb99b0"
+def a_gpu(number, bdf, **fields):
+    size = {"size": {"value": 65520, "unit": "MB"}}
+    return {"gpu": number, "asic": {"market_name": "AMD Instinct MI210"}, "bus": {"bdf": bdf}, "vram": size} | fields
 
 
-def test_partitions_that_share_a_serial_number_have_their_address_as_id():
-    static = [
-        {"gpu": n, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": f"0000:03:00.{n}"}} for n in (0, 1)
+def a_node(location_id, unique_id=0, **fields):
+    return {"simd_count": 416, "location_id": location_id, "unique_id": unique_id} | fields
+
+
+@pytest.mark.parametrize(
+    ("kfd", "ids", "indexes"),
+    [
+        (None, ["0000:03:00.0", "0000:06:00.0"], [0, 1]),  # no id that the KFD confirms
+        ([a_node(0x600), a_node(0x300)], ["0000:03:00.0", "0000:06:00.0"], [1, 0]),  # ROCr counts in another order
+        ([a_node(0x300, 5), a_node(0x600, 5)], ["0000:03:00.0", "0000:06:00.0"], [0, 1]),  # not unique
+        ([a_node(0x300, 2**63), a_node(0x600)], ["GPU-8000000000000000", "0000:06:00.0"], [0, 1]),
+        ([a_node(0, simd_count=0), a_node(0x300, 1), a_node(0x600, 2)],
+         ["GPU-0000000000000001", "GPU-0000000000000002"], [0, 1]),
+    ],
+)  # fmt: skip
+def test_a_gpu_has_the_number_of_rocr_and_an_id_that_rocr_knows(kfd, ids, indexes):
+    serial = {"asic": {"market_name": "AMD Instinct MI210", "asic_serial": "0x4162405E51BB99B0"}}
+    result = amd.parse([a_gpu(0, "0000:03:00.0", **serial), a_gpu(1, "0000:06:00.0")], [], kfd=kfd)
+    assert [device.id for device in result.devices] == ids
+    assert [device.index for device in result.devices] == indexes
+    assert [device.leasable for device in result.devices] == [True, True]
+
+
+def test_a_gpu_that_the_kfd_does_not_show_is_not_leased_and_one_that_only_the_kfd_shows_is_a_problem():
+    result = amd.parse([a_gpu(0, "0000:03:00.0")], [], kfd=[a_node(0x600), a_node(0x900)])
+    (device,) = result.devices
+    assert (device.leasable, device.problem) == (
+        False,
+        "The kernel's KFD shows no GPU with its address, so ROCr does not see it; look at rocminfo.",
+    )
+    assert result.problems == ("The kernel's KFD shows 2 GPUs, but amd-smi only 1; run both as this user.",)
+
+
+@pytest.mark.parametrize("bits", [0, 28])
+def test_partitions_of_a_chip_are_no_whole_gpus_and_share_its_memory(fixture_text, bits):
+    static, metric = (json.loads(fixture_text(f"amd/{name}-mi300x-dpx.json")) for name in ("static", "metric"))
+    kfd = [a_node(0x500 | n << bits, 0xC58123456789ABC + n, drm_render_minor=128 + n) for n in (0, 1)]
+    result = amd.parse(static, metric, (), kfd)
+    assert [(d.id, d.model, d.partition, d.parent, d.memory_bytes, d.index) for d in result.devices] == [
+        ("GPU-0c58123456789abc", "instinct-mi300x-oam", "dpx-nps1", "chip 0000:05:00", 98296 * MIB, 0),
+        ("GPU-0c58123456789abd", "instinct-mi300x-oam", "dpx-nps1", "chip 0000:05:00", 98296 * MIB, 1),
     ]
-    assert [device.id for device in amd.parse(static, []).devices] == ["0000:03:00.0", "0000:03:00.1"]
+    assert [d.details["node"] for d in result.devices] == ["/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert [t.memory_free_bytes for t in result.telemetry] == [None, None]  # amd-smi gives that of the whole chip
+    assert str(result.devices[0]) == "amd/instinct-mi300x-oam dpx-nps1"
+    ok, reason = check_worker(DeviceRequest.parse("mi300x").alternatives[0], a_worker(devices=result.devices))
+    assert (ok, reason.code, reason.asked) == (False, ReasonCode.PARTITION, "amd/mi300x, not a partition")
+    request = DeviceRequest.parse({"vendor": "amd", "model": "mi300x", "partition": "dpx-nps1", "count": 2})
+    assert check_worker(request.alternatives[0], a_worker(devices=result.devices)) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("compute", "memory", "size", "partition", "memory_mib"),
+    [
+        ("SPX", "NPS1", 196592, None, 196592),
+        ("N/A", "N/A", 196592, None, 196592),
+        ("CPX", "NPS4", 49152, "cpx-nps4", 24576),  # amd-smi gives the memory of a quarter
+        ("CPX", "NPS4", 24574, "cpx-nps4", 24574),
+        ("CPX_NPS1", "N/A", 196592, "cpx-nps1", 24574),
+    ],
+)
+def test_the_mode_decides_what_a_partition_has(compute, memory, size, partition, memory_mib):
+    gpu = a_gpu(
+        0, "0000:05:00.0", asic={"market_name": "AMD Instinct MI300X"}, vram={"size": size},
+        partition={"compute_partition": compute, "memory_partition": memory},
+    )  # fmt: skip
+    (device,) = amd.parse([gpu], []).devices
+    assert (device.partition, device.memory_bytes, device.leasable) == (partition, memory_mib * MIB, True)
+
+
+@pytest.mark.parametrize("partition", [{}, {"compute_partition": "SPX"}, {"compute_partition": "EPX"}])
+def test_gpus_that_share_a_chip_in_an_unknown_way_are_not_leased(partition):
+    result = amd.parse([a_gpu(n, f"0000:03:00.{n}", partition=partition) for n in (0, 1)], [])
+    assert [device.leasable for device in result.devices] == [False, False]
+    assert "2 GPUs are on its chip" in result.devices[0].problem
+
+
+def test_the_keys_of_rocm_5_are_known(fixture_text):
+    (device,) = amd.parse(json.loads(fixture_text("amd/static-mi250-rocm57.json")), []).devices
+    assert (device.memory_bytes, device.driver, device.leasable) == (65520 * MIB, "6.2.4", True)
+
+
+@pytest.mark.parametrize(
+    ("static", "problem"),
+    [
+        ({"gpus": []}, "amd-smi's answer has no list of GPUs, so which there are is unknown; "),
+        ([a_gpu(0, "0000:03:00.0"), {"card": 1}], "1 of 2 entries of amd-smi are not understood; "),
+        ([a_gpu(0, "0000:03:00.0", vram={"bytes": 1})], "GPU 0: amd-smi's entry has no memory that is understood; "),
+        ([a_gpu(0, "0000:03:00.0", vram={"size": {"value": 1, "unit": "blocks"}})],
+         "GPU 0: amd-smi's entry has no memory in a known unit that is understood; "),
+        ([{"gpu": 0}], "GPU 0: amd-smi's entry has no name and no PCI address and no memory that is understood; "),
+    ],
+)  # fmt: skip
+def test_an_entry_that_is_not_understood_is_a_problem_and_not_leased(static, problem):
+    result = amd.parse(static, [])
+    assert result.problems[0].startswith(problem)
+    assert not any(device.leasable for device in result.devices if device.problem)
+
+
+def test_the_nodes_of_the_kfd_are_read_in_the_order_of_their_numbers(tmp_path):
+    for number, text in {10: "simd_count 416\nunique_id 7\nbroken", 2: "simd_count 0\n", 3: ""}.items():
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(text)
+    (tmp_path / "11").mkdir()
+    assert read_nodes(tmp_path) == [{"simd_count": 0}, {"simd_count": 416, "unique_id": 7}]
 
 
 def test_xgmi_links_make_peers(fixture_text):
@@ -226,9 +334,10 @@ def install(monkeypatch):
     return lambda library: monkeypatch.setitem(sys.modules, "amdsmi", library)
 
 
-def test_the_library_gives_the_same_as_the_tool(install):
+def test_the_library_gives_the_same_as_the_tool(install, monkeypatch):
     library = a_library()
     install(library)
+    monkeypatch.setattr(amd, "read_nodes", lambda: [a_node(0x2000, 1), a_node(0x2100, 2)])
     result = amd.probe()
     assert library.shut_down == [True]
     assert result == ProbeResult(
