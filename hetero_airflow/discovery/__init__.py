@@ -30,7 +30,11 @@ VENDOR_SIGNS: dict[str, tuple[str, ...]] = {
     "amd": ("/dev/kfd",),
     "ascend": ("/dev/davinci*",),
     "google": ("/dev/accel*", "/dev/vfio/[0-9]*", "$TPU_ACCELERATOR_TYPE"),
-    "fpga": ("/sys/class/fpga_manager/*", "/sys/class/fpga_region/*", "/sys/bus/pci/drivers/xocl"),
+    "fpga": (
+        "/sys/class/fpga_manager/*",
+        "/sys/class/fpga_region/*",
+        *(f"/sys/bus/pci/drivers/{driver}" for driver in ("xocl", "xclmgmt", "dfl-pci")),
+    ),
     "simulated": (f"${SIMULATED_DEVICES_VARIABLE}",),
 }
 """Probe name → traces of its vendor: paths with wildcards, or ``$`` and an environment variable.

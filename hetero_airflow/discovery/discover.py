@@ -20,6 +20,7 @@ from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
 from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_text
+from hetero_airflow.discovery.unprobed import unprobed
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 from hetero_airflow.registry import names
@@ -38,7 +39,7 @@ def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s:
     :raises pydantic.ValidationError: an empty or too long worker id, or labels that are not texts
     """
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
-    results = run_probes(wanted, probe_timeout_s)
+    results = unprobed() | run_probes(wanted, probe_timeout_s)
     inventory = build_inventory(worker_id, results, runtime_versions(), labels)
     users_of_probes = [result.users for result in results.values() if not isinstance(result, str)]
     return with_users(inventory, {device_id: pids for users in users_of_probes for device_id, pids in users.items()})
@@ -84,7 +85,7 @@ def build_inventory(
         devices=tuple(devices.values()),
         runtime=software,
         labels=dict(labels),
-        problems=tuple(result for result in results.values() if isinstance(result, str))[:32],
+        problems=tuple(problems)[:32],
         boot_id=to_text(read_text(BOOT_ID)) or "",
     )
     return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))

@@ -15,7 +15,7 @@ A Zynq has no card; its FPGA manager represents it::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ _CARDS: dict[tuple[str, str, str | None], tuple[str, str, int]] = {
 }
 """(vendor, device, subsystem if it matters) → vendor, model, GiB of HBM or else of DDR on the card (data sheets)."""
 
+_DRIVERS = frozenset({"xocl", "xclmgmt", "dfl-pci"})
+_ACCELERATOR = "0x1200"
+_NO_FPGA = frozenset({"intel_vpu"})
+"""The driver of the NPU in Intel's CPUs, which has the class of accelerators too."""
+
 _MANAGERS = (("xilinx", "xilinx"), ("altera", "intel"), ("intel", "intel"), ("stratix", "intel"))
 """A word in the name of an FPGA manager → its vendor."""
 
@@ -55,7 +60,7 @@ def read(root: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """FPGA cards of the two vendors on the PCI bus, and FPGA managers; `root` is another folder in tests."""
     cards: list[dict[str, Any]] = []
     for device in read_pci(root, frozenset({XILINX, INTEL})):
-        if _card(device):
+        if _card(device) or _may_be_fpga(device):
             folder = root / "sys/bus/pci/devices" / str(device["pci"])
             version = read_text(root / f"sys/module/{to_word(device['driver'])}/version")
             cards.append({
@@ -114,7 +119,23 @@ def parse(cards: Sequence[Mapping[str, Any]], managers: Sequence[Mapping[str, An
                 details={"state": state},
             )
         )
-    return ProbeResult(tuple(devices))
+    return ProbeResult(tuple(devices), problems=tuple(_unknown_ids(cards)))
+
+
+def _may_be_fpga(device: Mapping[str, Any]) -> bool:
+    """Whether a card of the two vendors without a known id has the driver or the class of an FPGA."""
+    is_accelerator = (to_text(device.get("class")) or "").startswith(_ACCELERATOR)
+    return device.get("driver") in _DRIVERS or (is_accelerator and device.get("driver") not in _NO_FPGA)
+
+
+def _unknown_ids(cards: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each card of which no function has a known id."""
+    known = {str(card.get("pci"))[:-2] for card in cards if _card(card)}
+    unknown = {str(card.get("pci"))[:-2]: card for card in cards if not _card(card) and to_pci(card.get("pci"))}
+    for place, card in unknown.items():
+        if place not in known:
+            ids = ":".join(str(card.get(name))[:10] for name in ("vendor", "device", "subsystem_device"))
+            yield f"PCI id {ids} at {card.get('pci')} is no known FPGA card; update hetero-airflow, or report it."
 
 
 def _card(device: Mapping[str, Any]) -> tuple[str, str, int] | None:

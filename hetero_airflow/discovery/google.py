@@ -10,6 +10,10 @@ group>``. A v5e host with one chip::
     /sys/bus/pci/devices/0000:00:04.0/iommu_group   -> ../../../kernel/iommu_groups/0
     TPU_ACCELERATOR_TYPE=v5litepod-1
 
+A chip of TPU7x has two functions, one for each of its chiplets, so a tpu7x-8 host with 4 chips shows 8
+(tpu-inference pull request 1266). They are one device here: TPU_VISIBLE_CHIPS counts chips, so a chiplet alone can't
+be leased (ray pull request 65723: "TPU_VISIBLE_CHIPS is chip granular").
+
 The driver shows memory in use and temperature only to the process that runs on the chip.
 """
 
@@ -17,7 +21,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,12 @@ _MODELS = {
 
 _MEMORY_GIB = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7x": 192}
 """HBM of a chip, from Google's pages on TPU versions."""
+
+_FUNCTIONS = {"v7x": 2}
+"""PCI functions of a chip; 1 for all others."""
+
+_OTHER_CLASSES = ("0x01", "0x02", "0x03", "0x06", "0x07", "0x08")
+"""PCI classes of Google's disks, network cards and other devices that are no accelerator (pci.ids)."""
 
 
 def probe() -> ProbeResult:
@@ -63,13 +74,20 @@ def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) ->
     """
     devices: list[Device] = []
     accelerator = to_text(environment.get("TPU_ACCELERATOR_TYPE"))
-    for chip in chips:
-        model = _model(chip)
-        pci = to_pci(chip.get("pci"))
-        if model is None or pci is None:
-            continue
-        node = to_text(chip.get("node"))
+    problems = [*_unknown_ids(chips)]
+    models = Counter(_model(function) for function in chips)
+    unpaired = {model for model, size in _FUNCTIONS.items() if models[model] % size}
+    for model, functions in _chips(chips):
+        chip, pci = functions[0], to_pci(functions[0].get("pci"))
+        assert pci is not None
+        nodes = [to_text(function.get("node")) for function in functions]
+        node = nodes[0] if all(nodes) else None
         accel = re.fullmatch(r"/dev/accel([0-9]{1,4})", node or "", re.ASCII)
+        lacking = None if node else "Its device node is missing; give the container /dev/vfio or /dev/accel*."
+        if model in unpaired:
+            lacking = "A PCI function of a chip is missing, and which belong together is unknown; mount all of /sys."
+        elif problems and accel is None:
+            lacking = "Its number for TPU_VISIBLE_CHIPS is unknown beside an unknown TPU; update hetero-airflow."
         devices.append(
             Device(
                 id=pci,
@@ -78,8 +96,8 @@ def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) ->
                 model=model,
                 index=int(accel[1]) if accel else len(devices),
                 memory_bytes=_MEMORY_GIB[model] << 30,
-                leasable=node is not None,
-                problem=None if node else "Its device node is missing; give the container /dev/vfio or /dev/accel*.",
+                leasable=lacking is None,
+                problem=lacking,
                 numa_node=to_numa_node(to_text(chip.get("numa_node"))),
                 pci=pci,
                 details={
@@ -90,8 +108,34 @@ def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) ->
                 },
             )
         )
-    problems = [f"TPU_ACCELERATOR_TYPE={accelerator}, but no TPU is on the PCI bus; give the container /sys and /dev."]
-    return ProbeResult(tuple(devices), problems=tuple(problems) if accelerator and not devices else ())
+    if accelerator and not devices:
+        problems.append(
+            f"TPU_ACCELERATOR_TYPE={accelerator}, but no TPU is on the PCI bus; give the container /sys and /dev."
+        )
+    return ProbeResult(tuple(devices), problems=tuple(problems))
+
+
+def _chips(functions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Model and functions of each chip: neighbours in the order of the addresses."""
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for function in functions:
+        model = _model(function)
+        if model is not None and to_pci(function.get("pci")):
+            part = parts.setdefault(model, [])
+            part.append(function)
+            if len(part) == _FUNCTIONS.get(model, 1):
+                yield model, parts.pop(model)
+    yield from parts.items()
+
+
+def _unknown_ids(functions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each id that is not known and may be that of a TPU: it has a node, or no class of another device."""
+    for function in functions:
+        kind = to_text(function.get("class"))
+        may_be_tpu = to_text(function.get("node")) or kind
+        if _model(function) is None and may_be_tpu and not (kind or "").startswith(_OTHER_CLASSES):
+            name = f"{function.get('device')}:{function.get('subsystem_device')}"
+            yield f"PCI id {name[:40]} at {function.get('pci')} is no known TPU; update hetero-airflow, or report it."
 
 
 def _model(chip: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,8 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from hetero_airflow.model.worker import Inventory, Worker
+from hetero_airflow.model.problem_lines import concerns_device
+from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +23,18 @@ COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
 
 
 def with_missing_devices(worker: Worker, previous: Worker) -> Worker:
-    """The worker; if a probe failed, with the devices that it had before, since they may still exist.
+    """The worker; with the devices that it had before and that a problem line concerns, since they may still exist.
 
     Such a device gets no task until a discovery finds it again.
     """
-    if not worker.problems:
-        return worker
     present = {device.id for device in worker.devices}
-    update = {"leasable": False, "problem": f"not found now: {worker.problems[0]}"[:500]}
-    missing = tuple(device.model_copy(update=update) for device in previous.devices if device.id not in present)
-    return worker.model_copy(update={"devices": worker.devices + missing})
+    missing = []
+    for device in previous.devices if worker.problems else ():
+        line = next((line for line in worker.problems if concerns_device(line, device)), None)
+        if line is not None and device.id not in present:
+            update = {"leasable": False, "problem": f"not found now: {line}"[:500]}
+            missing.append(device.model_copy(update=update))
+    return worker.model_copy(update={"devices": (*worker.devices, *missing)[:MAX_DEVICES]}) if missing else worker
 
 
 class InventoryWatch:

@@ -52,7 +52,7 @@ class Worker(BaseModel):
     runtime: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     problems: tuple[str, ...] = Field(default=(), max_length=32)
-    """A line for each probe that failed in the last discovery. Devices of its vendor may be missing."""
+    """The problem lines of the last discovery; `hetero_airflow.model.problem_lines` says whom a line concerns."""
     boot_id: str = Field(default="", max_length=64)
     """The kernel's id of the machine's current boot, which all containers on the machine see; empty if unknown."""
     state: WorkerState = WorkerState.ONLINE

@@ -103,7 +103,7 @@ def test_duplicate_ids_are_kept_once_and_reported():
             devices=(first, a_device("GPU-1")),
             runtime={"python": "3.12.1", "cuda": "12.4"},
             labels={"zone": "a"},
-            problems=("amd: no answer within 10 s.",),
+            problems=("amd: no answer within 10 s.", "acme: GPU-0 is a duplicate: nvidia found it first."),
             boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         ),
         telemetry=(Telemetry(device_id="GPU-0", xid=1),),

@@ -1,10 +1,12 @@
 """Devices that are found on the PCI bus: FPGAs, and Google's TPUs."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.discovery import fpga, google
 from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.unprobed import unprobed
 from hetero_airflow.model.device import Device, matches_model, model_tokens
 
 GIB = 1 << 30
@@ -124,6 +126,80 @@ def test_chips_with_accel_nodes_have_the_number_of_the_node(fixture_tree):
         ("v4", 1, None, "/dev/accel1"),
         ("v3", 0, None, "/dev/accel0"),
     ]
+
+
+def test_the_two_functions_of_a_tpu7x_chip_are_one_device(fixture_tree):
+    tree = fixture_tree("google/tpu7x.json")
+    result = google.parse(google.read(tree), {"TPU_ACCELERATOR_TYPE": "tpu7x-8"})
+    assert [(d.id, d.index, d.memory_bytes, d.leasable) for d in result.devices] == [
+        (f"0000:00:{4 + 2 * n:02x}.0", n, 192 * GIB, True) for n in range(4)
+    ]
+    (tree / "dev/vfio/1").unlink()
+    assert [device.leasable for device in google.parse(google.read(tree), {}).devices] == [False, True, True, True]
+    half = google.parse(google.read(tree)[1:], {})
+    assert not any(device.leasable for device in half.devices)
+    assert half.devices[0].problem.startswith("A PCI function of a chip is missing")
+
+
+def test_an_unknown_device_is_a_problem_if_it_may_be_an_accelerator(make_tree):
+    tree = make_tree(
+        {"0000:00:04.0": ("0x1ae0", "0x0099", "0x120000"), "0000:00:05.0": ("0x1ae0", "0x0042", "0x020000"),
+         "0000:65:00.0": ("0x10ee", "0x5700", "0x120000"), "0000:65:00.1": ("0x10ee", "0x5701", "0x120000"),
+         "0000:66:00.0": ("0x10ee", "0x9038", "0x058000")}
+    )  # fmt: skip
+    (tpu_line,) = google.parse(google.read(tree), {}).problems
+    assert tpu_line.startswith("PCI id 0x0099:None at 0000:00:04.0 is no known TPU; ")
+    (card_line,) = fpga.parse(*fpga.read(tree)).problems
+    assert card_line.startswith("PCI id 0x10ee:0x5701:None at 0000:65:00.1 is no known FPGA card; ")
+
+
+@pytest.fixture
+def make_tree(tmp_path):
+    """A folder with PCI devices: address → (vendor, device, class)."""
+
+    def make(devices):
+        for address, values in devices.items():
+            folder = tmp_path / "sys/bus/pci/devices" / address
+            folder.mkdir(parents=True)
+            for name, value in zip(("vendor", "device", "class"), values, strict=True):
+                (folder / name).write_text(f"{value}\n")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("devices", "makers"),
+    [
+        (
+            {"0000:03:00.0": ("0x8086", "0xe20b", "0x030000"), "0000:04:00.0": ("0x8086", "0x0bd5", "0x038000")},
+            ["intel"],
+        ),
+        ({"0000:00:02.0": ("0x8086", "0x4680", "0x030000")}, []),
+        ({"0000:02:00.0": ("0x1a03", "0x2000", "0x030000"), "0000:03:00.0": ("0x102b", "0x0538", "0x030000")}, []),
+        ({"0000:00:0b.0": ("0x8086", "0x7d1d", "0x120000"), "0000:81:00.0": ("0x8086", "0x1572", "0x020000")}, []),
+        ({"0000:b3:00.0": ("0x1da3", "0x1020", "0x120000")}, ["habana"]),
+        ({"0000:00:1e.0": ("0x1d0f", "0x7164", "0x088000"), "0000:00:05.0": ("0x1d0f", "0xec20", "0x020000")}, ["aws"]),
+        (
+            {"0000:33:00.0": ("0x1d94", "0x6211", "0x038000"), "0000:00:00.0": ("0x1d94", "0x1450", "0x060000")},
+            ["hygon"],
+        ),
+        ({}, []),
+    ],
+)
+def test_accelerators_without_a_probe_are_a_line_and_display_adapters_are_none(make_tree, devices, makers):
+    results = unprobed(make_tree(devices))
+    assert list(results) == makers
+    assert all("has no probe, so none is offered" in result.problems[0] for result in results.values())
+
+
+def test_the_tool_of_a_hygon_dcu_is_enough_for_a_line(make_tree, put_tool):
+    tree = make_tree({})
+    put_tool("hy-smi", "exit 0")
+    assert unprobed(tree) == {}
+    (tree / "dev").mkdir()
+    (tree / "dev/kfd").touch()
+    assert list(unprobed(tree)) == ["hygon"]
 
 
 def test_an_environment_without_a_chip_is_a_problem():

@@ -368,6 +368,13 @@ def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
     assert bench.started == ["a"]
 
 
+def test_the_problem_of_another_vendor_is_no_reason_to_wait(make_bench):
+    bench = make_bench(worker=a_worker(devices=(a_cpu(),), problems=("ascend: no answer within 10 s",)))
+    bench.hold("a")
+    bench.beat()
+    assert len(bench.reports) == 1
+
+
 def test_devices_that_a_failed_probe_did_not_see_stay_known_but_get_no_task(bench):
     before = a_worker()
     after = a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",))
@@ -377,6 +384,8 @@ def test_devices_that_a_failed_probe_did_not_see_stay_known_but_get_no_task(benc
     ]  # fmt: skip
     assert "no answer within 10 s" in seen.devices[1].problem
     assert with_missing_devices(a_worker(devices=(a_cpu(),)), before).devices == (a_cpu(),)
+    others = a_worker(devices=(a_cpu(),), problems=("amd: no answer within 10 s",))
+    assert with_missing_devices(others, before) == others
 
 
 def test_the_waiting_limit_counts_from_the_first_scheduler_that_held_the_task(make_bench):

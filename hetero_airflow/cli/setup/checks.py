@@ -14,6 +14,7 @@ from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
 from hetero_airflow.errors import SettingsError, as_sentence
 from hetero_airflow.executor.explanation.device_text import count
 from hetero_airflow.model.device import UNCOVERED_KEY
+from hetero_airflow.model.problem_lines import is_of_discovery
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.settings import SECTION, default
@@ -154,6 +155,15 @@ def check_device_users(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(subject, f"not covered: {', '.join(uncovered[:3])}{more}", remedy, cost)
     elif devices:
         yield Finding(subject, f"seen on {count(len(devices), 'accelerator')}")
+
+
+def check_problems(snapshot: Snapshot) -> Iterator[Finding]:
+    """A finding for each problem line of a worker's last discovery."""
+    for worker in snapshot.workers:
+        for line in worker.problems if worker.state is WorkerState.ONLINE else ():
+            if is_of_discovery(line):
+                cost = "devices of this worker may be missing, or get no task"
+                yield Finding(f"devices of worker {worker.id}", line, "Do what the line says", cost)
 
 
 def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:

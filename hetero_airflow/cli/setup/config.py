@@ -24,6 +24,7 @@ from hetero_airflow.cli.setup.checks import (
     check_heartbeats,
     check_parallelism,
     check_pool,
+    check_problems,
     check_report,
     check_settings,
 )
@@ -114,7 +115,7 @@ def _findings(engine: Engine) -> Iterator[Finding]:
         yield Finding("tables hetero_*", error.found, error.remedy, "the scheduler cannot place tasks")
     yield _check_pool(engine, configured("pool"))
     yield check_parallelism(read_option("core", "parallelism"), snapshot)
-    yield from check_device_users(snapshot) if snapshot else ()
+    yield from (*check_device_users(snapshot), *check_problems(snapshot)) if snapshot else ()
 
 
 def _check_pool(engine: Engine, name: str) -> Finding:

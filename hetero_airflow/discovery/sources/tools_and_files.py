@@ -101,7 +101,7 @@ def read_pci(root: Path, vendors: frozenset[str]) -> Iterator[dict[str, str | No
     """The PCI devices of some vendors (ids as ``0x1ae0``), ordered by address, each with the values of its /sys files.
 
     ``{"pci": "0000:00:04.0", "vendor": "0x1ae0", "device": "0x0063", "subsystem_device": "0x0000",
-    "numa_node": "0", "driver": "vfio-pci", "iommu_group": "0"}``
+    "class": "0x120000", "numa_node": "0", "driver": "vfio-pci", "iommu_group": "0"}``
     """
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = read_text(folder / "vendor")
@@ -109,7 +109,7 @@ def read_pci(root: Path, vendors: frozenset[str]) -> Iterator[dict[str, str | No
             yield {
                 "pci": folder.name,
                 "vendor": vendor,
-                **{name: read_text(folder / name) for name in ("device", "subsystem_device", "numa_node")},
+                **{name: read_text(folder / name) for name in ("device", "subsystem_device", "class", "numa_node")},
                 **{name: _read_link(folder / name) for name in ("driver", "iommu_group")},
             }
 

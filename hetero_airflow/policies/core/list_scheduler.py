@@ -15,6 +15,7 @@ from hetero_airflow.matching.accounts import alternative_account, candidate_acco
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.plan import Account, AlternativeAccount, Decision, Place, Reason, ReasonCode, Refuse, Wait
+from hetero_airflow.model.problem_lines import concerns
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.core.gang_queue import GangQueue
@@ -240,14 +241,20 @@ class ListScheduler:
         """Why a request could not be placed even on idle workers."""
         summary = "waits until the workers change"
         if not reason.is_transient:
-            unprobed = next((entry.worker for entry in self._index.entries if entry.worker.problems), None)
+            unprobed = self._first_problem(request)
             if unprobed is None:
                 summary = "no known worker could ever run it"
             else:
-                problem = f"no known device that fits, but on worker {unprobed.id} {unprobed.problems[0]}"
+                problem = f"no known device that fits, but on worker {unprobed[0]} {unprobed[1]}"
                 reason = Reason(ReasonCode.UNPROBED, reason.asked, problem)
         account = self._account(request, None, summary) if has_alternatives else Account(self._policy, summary)
         return self._reuse_equal(request, reason, account)
+
+    def _first_problem(self, request: DeviceRequest) -> tuple[str, str] | None:
+        """Worker and line of the first problem because of which a device for the request may be missing."""
+        wanted = {(alternative.vendor, alternative.kind) for alternative in request.alternatives}
+        lines = ((entry.worker.id, line) for entry in self._index.entries for line in entry.worker.problems)
+        return next((found for found in lines if any(concerns(found[1], *pair) for pair in wanted)), None)
 
     def _obstacle(self, request: DeviceRequest, reserved: ReservedCapacity | None) -> Reason:
         nearest = nearest_worker(self._index, request.alternatives, reserved)

@@ -15,6 +15,7 @@ from hetero_airflow.cli.setup.checks import (
     check_heartbeats,
     check_parallelism,
     check_pool,
+    check_problems,
     check_report,
     check_settings,
 )
@@ -161,6 +162,15 @@ def test_a_device_whose_users_nobody_can_see_is_named():
     assert list(check_device_users(seen)) == [Finding("users of devices", "seen on 1 accelerator")]
     (finding,) = check_device_users(Snapshot(1, workers=(a_worker("node-7", devices=(gpu, fpga)),)))
     assert (finding.found, finding.is_ok) == ("not covered: node-7/fpga0", False)
+
+
+def test_a_problem_line_of_discovery_is_a_finding_and_the_state_of_a_node_is_none():
+    line = "amd: amd-smi's answer has no list of GPUs"
+    host, node = a_worker("host-a", problems=(line,)), a_worker("node-7", problems=("the node is cordoned",))
+    lost = a_worker("host-b", problems=(line,), state=WorkerState.LOST)
+    cost = "devices of this worker may be missing, or get no task"
+    finding = Finding("devices of worker host-a", line, "Do what the line says", cost)
+    assert list(check_problems(Snapshot(1, workers=(host, node, lost)))) == [finding]
 
 
 def test_the_report_says_what_to_do_below_what_was_found(render):
