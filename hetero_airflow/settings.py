@@ -207,6 +207,14 @@ OPTIONS: tuple[Option, ...] = (
         "all leases gets no task. * allows all.",
     ),
     Option(
+        "exclude_devices",
+        "",
+        "string",
+        "Devices of this host that no task gets: ids, PCI addresses, or texts such as nvidia/t4, separated by commas. "
+        "They stay visible. An agent or a scheduler that was started with CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
+        "ASCEND_RT_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS offers only those devices in any case.",
+    ),
+    Option(
         "spot_notices",
         "",
         "string",

@@ -55,6 +55,7 @@ def local_settings() -> LocalSettings:
         policy=_text("policy"),
         labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
         allowed_processes=_text("allowed_device_processes"),
+        exclude_devices=_text("exclude_devices"),
     )
 
 

@@ -1,4 +1,7 @@
-"""``python -m hetero_airflow.discovery WORKER_ID LABELS_JSON PROBE_TIMEOUT_S``: prints an `Inventory` as JSON."""
+"""Prints an `Inventory` as JSON.
+
+Its arguments: ``python -m hetero_airflow.discovery WORKER_ID LABELS_JSON PROBE_TIMEOUT_S EXCLUDE``.
+"""
 
 from __future__ import annotations
 
@@ -8,5 +11,6 @@ import sys
 from hetero_airflow.discovery.discover import discover
 
 if __name__ == "__main__":
-    worker_id, labels, timeout_s = sys.argv[1:]
-    print(discover(worker_id, labels=json.loads(labels), probe_timeout_s=float(timeout_s)).model_dump_json())
+    worker_id, labels, timeout_s, exclude = sys.argv[1:]
+    inventory = discover(worker_id, labels=json.loads(labels), probe_timeout_s=float(timeout_s), exclude=exclude)
+    print(inventory.model_dump_json())

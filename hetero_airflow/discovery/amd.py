@@ -40,10 +40,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hetero_airflow.discovery.amd_library import read_library
 from hetero_airflow.discovery.amd_topology import KfdNode, kfd_gpus, match_nodes, read_nodes
+from hetero_airflow.discovery.left_out import agent_variables, listed, number_below, offer_only
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, run_tool
 from hetero_airflow.discovery.sources.values import (
@@ -84,16 +86,16 @@ def probe() -> ProbeResult:
     :raises ProbeError: amd-smi fails or gives an unreadable answer
     """
     answers = read_library()
-    kfd = read_nodes()
+    kfd, environment = read_nodes(), agent_variables()
     if answers is not None:
-        return parse(*answers, kfd)
+        return parse(*answers, kfd, environment)
     tool = find_tool("amd-smi", "/opt/rocm/bin")
     if tool is None:
         return ProbeResult(problems=missing_tool_problem(NODES, "amd-smi", "install the package amd-smi-lib"))
     static = parse_json(run_tool(tool, "static", "--json"))
     metric = parse_json(run_tool(tool, "metric", "--json"))
     topology = parse_json(run_tool(tool, "topology", "--json")) if len(_gpus(static)) > 1 else []
-    return parse(static, metric, topology, kfd)
+    return parse(static, metric, topology, kfd, environment)
 
 
 def parse_json(text: str) -> Any:
@@ -114,13 +116,20 @@ def parse_json(text: str) -> Any:
     raise ProbeError("amd-smi --json", found=f"no JSON but {shorten(text.strip(), limit=120)}", remedy="Update ROCm")
 
 
-def parse(static: Any, metric: Any, topology: Any = (), kfd: Sequence[Mapping[str, int]] | None = None) -> ProbeResult:
+def parse(
+    static: Any,
+    metric: Any,
+    topology: Any = (),
+    kfd: Sequence[Mapping[str, int]] | None = None,
+    environment: Mapping[str, str] = {},
+) -> ProbeResult:
     """Devices and telemetry from the three answers of amd-smi, joined by the GPU's number, and the nodes of the KFD.
 
     The index is ROCr's number. The id is ROCr's text for the GPU where that is certain (`amd_topology`), else its PCI
     address.
 
     :param kfd: the properties of the KFD's nodes; None means that amd-smi and ROCr count alike
+    :param environment: the agent's variables; GPUs that they leave out are not leasable
     """
     gpus = _gpus(static)
     addresses = {number: to_pci(_at(gpu, "bus", "bdf")) for number, gpu in gpus.items()}
@@ -143,7 +152,38 @@ def parse(static: Any, metric: Any, topology: Any = (), kfd: Sequence[Mapping[st
     telemetry = tuple(
         _telemetry(device, metrics[number]) for number, device in zip(gpus, devices, strict=True) if number in metrics
     )
-    return ProbeResult(tuple(devices), telemetry, problems=tuple(_problems(static, gpus, rocr_gpus)))
+    ids_of_rocr = [node.id for node in rocr_gpus] if rocr_gpus is not None else [None] * len(devices)
+    offered = _offered(devices, ids_of_rocr, environment)
+    return ProbeResult(offered, telemetry, problems=tuple(_problems(static, gpus, rocr_gpus)))
+
+
+def _offered(
+    devices: Sequence[Device], rocr_ids: Sequence[str | None], environment: Mapping[str, str]
+) -> tuple[Device, ...]:
+    """The devices; those that the agent's variables leave out are not leasable.
+
+    HIP reads HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES if that is empty, and counts what ROCr shows
+    (ROCm/clr, rocclr/device/rocm/rocdevice.cpp).
+    """
+    names = ["ROCR_VISIBLE_DEVICES"] if "ROCR_VISIBLE_DEVICES" in environment else []
+    hip = next((n for n in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if environment.get(n)), None)
+    numbers = list(range(len(rocr_ids)))
+    for name in [*names, *([hip] if hip else [])]:
+        shown = [rocr_ids[number] for number in numbers]
+        numbers = [numbers[place] for place in listed(environment[name], partial(_place_of, ids=shown))]
+    used = [*names, *([hip] if hip else [])]
+    if not used:
+        return tuple(devices)
+    cause = " and ".join(f"{name}={environment[name][:50]}" for name in used)
+    return offer_only(devices, {device.id for device in devices if device.index in numbers}, cause)
+
+
+def _place_of(word: str, ids: Sequence[str | None]) -> int | None:
+    """The place of a number, or of a text that is the beginning of one id only, as ROCr reads it."""
+    if not word.upper().startswith("G"):
+        return number_below(len(ids))(word)
+    places = [n for n, id_ in enumerate(ids) if id_ and 5 <= len(word) <= 20 and id_.upper().startswith(word.upper())]
+    return places[0] if len(places) == 1 else None
 
 
 _NO_NODE = "The kernel's KFD shows no GPU with its address, so ROCr does not see it; look at rocminfo."

@@ -25,9 +25,11 @@ from __future__ import annotations
 import glob
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from hetero_airflow.discovery.ascend_tables import USAGES, ChipRows, Tables, is_number, read_tables
+from hetero_airflow.discovery.left_out import agent_variables, listed, number_below, offer_only
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, read_numa_node, run_tool
 from hetero_airflow.discovery.sources.values import (
@@ -70,7 +72,7 @@ def probe() -> ProbeResult:
         mapping = run_tool(tool, "info", "-m")
     except ProbeError:
         mapping = ""  # older tools have no -m; then the numbers in the table count
-    result = parse(info, mapping)
+    result = parse(info, mapping, agent_variables())
     nodes = len(glob.glob(NODES))
     hidden = f"{nodes} nodes {NODES} exist, but npu-smi shows {len(result.devices)} NPUs; {_REPORT}."
     return ProbeResult(
@@ -88,13 +90,14 @@ def _on_this_host(device: Device) -> Device:
     return device.model_copy(update={"numa_node": read_numa_node(device.pci), "details": details})
 
 
-def parse(info: str, mapping: str = "") -> ProbeResult:
+def parse(info: str, mapping: str = "", environment: Mapping[str, str] = {}) -> ProbeResult:
     """Devices and telemetry from the two answers of npu-smi; `mapping` may be empty.
 
     The id is the chip's PCI address; for chips that share one or have none, the numbers of card and chip. The index is
     the number in ASCEND_RT_VISIBLE_DEVICES. It counts the chips that this process sees: in a container with the host's
     NPUs 4 and 5 they are 0 and 1, and 4 is refused (gpustack issue 3352, vllm-ascend pull request 16256).
 
+    :param environment: the agent's variables; chips that ASCEND_RT_VISIBLE_DEVICES does not list are not leasable
     :raises ProbeError: the first answer has no table of chips
     """
     tables = read_tables(info)
@@ -125,6 +128,11 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
         for chip, device in zip(tables.chips, devices, strict=True)
         if tables.pids is not None and not users_unknown
     }
+    text = environment.get("ASCEND_RT_VISIBLE_DEVICES")
+    if text is not None:
+        numbers = listed(text, number_below(len(devices)))
+        offered = {device.id for device in devices if device.index in numbers}
+        devices = list(offer_only(devices, offered, f"ASCEND_RT_VISIBLE_DEVICES={text}"))
     return ProbeResult(tuple(devices), tuple(telemetry), problems=tuple(problems), users=users)
 
 

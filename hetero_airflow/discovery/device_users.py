@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hetero_airflow.model.device import NODE_KEY, UNCOVERED_KEY, Device
+from hetero_airflow.model.device import LEFT_OUT_KEY, NODE_KEY, UNCOVERED_KEY, Device
 from hetero_airflow.model.worker import DeviceUser, Inventory, Worker
 from hetero_airflow.registry import load
 
@@ -100,8 +100,9 @@ def with_users(inventory: Inventory, vendor_pids: Mapping[str, Collection[int]])
         device.id
         for device in devices
         if device.id not in vendor_pids and not (opened.is_complete and device.id in nodes)
+        if not device.details.get(LEFT_OUT_KEY)
     }
-    users = tuple(_named(join_users(vendor_pids, opened.pids)))
+    users = tuple(_named(_without_left_out(join_users(vendor_pids, opened.pids), devices)))
     marked = tuple(
         device.model_copy(update={"details": device.details | {UNCOVERED_KEY: True}})
         if device.id in uncovered
@@ -121,9 +122,15 @@ def current_users(inventory: Inventory) -> list[DeviceUser]:
     opened, vendor_pids = node_users(nodes), _vendor_pids(devices)
     reported = vendor_pids.keys() | (nodes.keys() if opened.is_complete else set())
     before = [user for user in inventory.users if user.device_id not in reported and _may_run(user)]
-    now = list(_named(join_users(vendor_pids, opened.pids)))
+    now = list(_named(_without_left_out(join_users(vendor_pids, opened.pids), devices)))
     pairs = {(user.device_id, user.pid) for user in now}
     return now + [user for user in before if (user.device_id, user.pid) not in pairs]
+
+
+def _without_left_out(pids: Mapping[str, set[int]], devices: list[Device]) -> dict[str, set[int]]:
+    """The users without those of devices that this host leaves to others."""
+    ids = {device.id for device in devices if device.details.get(LEFT_OUT_KEY)}
+    return {id_: users for id_, users in pids.items() if id_ not in ids}
 
 
 def _vendor_pids(devices: list[Device]) -> dict[str, Collection[int]]:

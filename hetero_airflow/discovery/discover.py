@@ -16,13 +16,14 @@ from pathlib import Path
 from hetero_airflow.discovery import GROUP, PROBES, VENDOR_SIGNS
 from hetero_airflow.discovery.device_users import with_users
 from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
+from hetero_airflow.discovery.left_out import with_excluded
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
 from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_text
 from hetero_airflow.discovery.unprobed import unprobed
 from hetero_airflow.model.device import Device, Telemetry
-from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
+from hetero_airflow.model.worker import MAX_DEVICES, MAX_PROBLEMS, Inventory, Worker
 from hetero_airflow.registry import names
 
 MAX_SOFTWARE = 256
@@ -30,17 +31,20 @@ MAX_SOFTWARE = 256
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s: float = 10) -> Inventory:
-    """This host as a worker: its devices, their readings, and a line for each probe that failed.
+def discover(
+    worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s: float = 10, exclude: str = ""
+) -> Inventory:
+    """This host as a worker: its devices, their readings, and the problem lines.
 
     Blocks until every probe has answered, at most about `probe_timeout_s` seconds. No probe can make it raise. Devices
     come in the order of `PROBES`; a duplicate id is dropped and reported.
 
+    :param exclude: devices that no task gets: [hetero] exclude_devices
     :raises pydantic.ValidationError: an empty or too long worker id, or labels that are not texts
     """
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
     results = unprobed() | run_probes(wanted, probe_timeout_s)
-    inventory = build_inventory(worker_id, results, runtime_versions(), labels)
+    inventory = with_excluded(build_inventory(worker_id, results, runtime_versions(), labels), exclude)
     users_of_probes = [result.users for result in results.values() if not isinstance(result, str)]
     return with_users(inventory, {device_id: pids for users in users_of_probes for device_id, pids in users.items()})
 
@@ -85,7 +89,7 @@ def build_inventory(
         devices=tuple(devices.values()),
         runtime=software,
         labels=dict(labels),
-        problems=tuple(problems)[:32],
+        problems=tuple(problems)[:MAX_PROBLEMS],
         boot_id=to_text(read_text(BOOT_ID)) or "",
     )
     return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))

@@ -26,10 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hetero_airflow.discovery.left_out import NAMES, listed, number_below, offer_only
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import read_pci, to_numa_node
 from hetero_airflow.discovery.sources.values import to_pci, to_text
 from hetero_airflow.model.device import Device
+from hetero_airflow.settings import LEASE_VARIABLE
 
 GOOGLE = "0x1ae0"
 
@@ -52,7 +54,8 @@ _OTHER_CLASSES = ("0x01", "0x02", "0x03", "0x06", "0x07", "0x08")
 
 def probe() -> ProbeResult:
     """The TPU chips of this host."""
-    return parse(read(Path("/")), os.environ)
+    hidden = dict.fromkeys(NAMES) if LEASE_VARIABLE in os.environ else {}
+    return parse(read(Path("/")), {name: text for name, text in os.environ.items() if name not in hidden})
 
 
 def read(root: Path) -> list[dict[str, Any]]:
@@ -112,7 +115,19 @@ def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) ->
         problems.append(
             f"TPU_ACCELERATOR_TYPE={accelerator}, but no TPU is on the PCI bus; give the container /sys and /dev."
         )
-    return ProbeResult(tuple(devices), problems=tuple(problems))
+    return ProbeResult(_offered(devices, environment), problems=tuple(problems))
+
+
+def _offered(devices: Sequence[Device], environment: Mapping[str, str]) -> tuple[Device, ...]:
+    """The devices; those that TPU_VISIBLE_CHIPS, or its older name TPU_VISIBLE_DEVICES, does not list are left out."""
+    name = next((name for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES") if name in environment), None)
+    if name is None:
+        return tuple(devices)
+    cause = f"{name}={environment[name]}"
+    if name == "TPU_VISIBLE_DEVICES" and any(device.model in _FUNCTIONS for device in devices):
+        return offer_only(devices, (), cause, ", which may count chips or their parts; set TPU_VISIBLE_CHIPS instead.")
+    numbers = listed(environment[name], number_below(1 << 16))
+    return offer_only(devices, {device.id for device in devices if device.index in numbers}, cause)
 
 
 def _chips(functions: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:

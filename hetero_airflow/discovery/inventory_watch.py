@@ -19,7 +19,8 @@ from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
-"""Prints an `Inventory` as JSON. Arguments: the worker's id, its labels, and the time limit of a probe."""
+"""Prints an `Inventory` as JSON. Arguments: the worker's id, its labels, the time limit of a probe, and
+[hetero] exclude_devices."""
 
 
 def with_missing_devices(worker: Worker, previous: Worker) -> Worker:
@@ -41,10 +42,19 @@ class InventoryWatch:
     """Runs discovery in its own process; `poll` returns the result.
 
     :param interval_s: between the starts of two discoveries; at least twice the probes' time limit
+    :param exclude: devices that no task gets: [hetero] exclude_devices
     """
 
-    def __init__(self, worker_id: str, labels: Mapping[str, str], *, interval_s: float, probe_timeout_s: float) -> None:
-        self._arguments = (worker_id, json.dumps(dict(labels)), str(probe_timeout_s))
+    def __init__(
+        self,
+        worker_id: str,
+        labels: Mapping[str, str],
+        *,
+        interval_s: float,
+        probe_timeout_s: float,
+        exclude: str = "",
+    ) -> None:
+        self._arguments = (worker_id, json.dumps(dict(labels)), str(probe_timeout_s), exclude)
         self._interval_s = max(interval_s, 2 * probe_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None

@@ -22,12 +22,13 @@ driver asks for, and memory rows that could not be replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref
 from importlib import import_module
 from typing import Any
 
+from hetero_airflow.discovery.left_out import agent_variables, listed, offer_only
 from hetero_airflow.discovery.nvidia_users import Asker, device_pids
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import read_numa_node
@@ -85,6 +86,12 @@ _FABRIC_STATES = {1: "not started", 2: "in progress"}
 """nvmlGpuFabricState_t of nvml.h. Until the fabric manager has joined the GPU to the fabric, CUDA fails with error 802,
 "system not yet initialized" (pytorch issue 35710)."""
 
+_NUMBER = re.compile(r"[0-9]+", re.ASCII)
+_NO_ORDER = (
+    ", whose numbers may be CUDA's and not NVML's: the GPUs are of several models, or in MIG mode. Name GPUs by their "
+    "UUIDs (nvidia-smi -L), or set CUDA_DEVICE_ORDER=PCI_BUS_ID if none is in MIG mode."
+)
+
 _PROFILE = re.compile(r"\bMIG\s+([0-9][0-9a-z.+-]*)", re.IGNORECASE)
 
 
@@ -141,6 +148,7 @@ def read(pynvml: Any) -> dict[str, Any]:
         "count": count,
         "failures": ask.failures,
         "gpus": gpus,
+        "environment": agent_variables(),
     }
 
 
@@ -239,7 +247,43 @@ def parse(raw: Mapping[str, Any]) -> ProbeResult:
         users |= {device.id: tuple(part["pids"]) for part, device in parts if part.get("pids") is not None}
     cuda = to_count(raw.get("cuda"), limit=10**6)
     runtime = {"cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"} if cuda else {}
-    return ProbeResult(tuple(devices), tuple(telemetry), runtime, tuple(problems), users)
+    return ProbeResult(_offered(devices, raw), tuple(telemetry), runtime, tuple(problems), users)
+
+
+def _offered(devices: Sequence[Device], raw: Mapping[str, Any]) -> tuple[Device, ...]:
+    """The devices; those that CUDA_VISIBLE_DEVICES of the agent does not list are left out.
+
+    Numbers count in CUDA's order, the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID; of equal GPUs it is
+    that of the bus, which is NVML's. A repeated word hides all GPUs (torch/cuda/__init__.py, _parse_visible_devices).
+    """
+    variables = raw.get("environment") or {}
+    text = variables.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return tuple(devices)
+    prefix = text.strip()[:4] if text.strip().startswith(("GPU-", "MIG-")) else ""
+
+    def device_of(word: str) -> int | None:
+        number = _NUMBER.match(word)
+        places = [
+            place
+            for place, device in enumerate(devices)
+            if (prefix and word.startswith(prefix) and device.id.startswith(word))
+            or (not prefix and number and device.parent is None and device.index == int(number[0][:9]))
+        ]
+        return places[0] if len(places) == 1 else None
+
+    cause, words = f"CUDA_VISIBLE_DEVICES={text}", [word.strip() for word in text.split(",")]
+    places = listed(text, device_of) if len(set(words)) == len(words) else []
+    if places and not prefix and _is_unsure(devices, raw, variables.get("CUDA_DEVICE_ORDER", "")):
+        return offer_only(devices, (), cause, _NO_ORDER)
+    ids = {devices[place].id for place in places}
+    return offer_only(devices, {device.id for device in devices if {device.id, device.parent} & ids}, cause)
+
+
+def _is_unsure(devices: Sequence[Device], raw: Mapping[str, Any], order: str) -> bool:
+    """Whether CUDA may give the GPUs other numbers than NVML: it counts the fastest first, or has MIG instances."""
+    models = {str(gpu.get("name")) for gpu in raw.get("gpus") or ()}
+    return any(device.parent for device in devices) or (order != "PCI_BUS_ID" and len(models) > 1)
 
 
 def _count_problems(raw: Mapping[str, Any]) -> Iterator[str]:

@@ -48,6 +48,7 @@ class Configuration:
     rules: Rules = DEFAULTS
     site_links: Mapping[str, float] = field(default_factory=dict)
     allowed_processes: frozenset[str] = frozenset()
+    exclude_devices: str = ""
     spot_notices: str = ""
     hang_timeout_s: float = 900.0
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
@@ -90,6 +91,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "rules": lambda: parse_rules(_text("recovery_rules")),
         "shares": configured_shares,
         "allowed_processes": lambda: parse_processes(_text("allowed_device_processes")),
+        "exclude_devices": partial(_text, "exclude_devices"),
         "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
         "spot_notices": _spot_notices,
         "hang_timeout_s": partial(_positive, "hang_timeout_s"),

@@ -23,6 +23,9 @@ NODE_KEY = "node"
 UNCOVERED_KEY = "is_uncovered"
 """Key in a device's `details`: true if the host can't see which processes use it, so an escaped one stays unseen."""
 
+LEFT_OUT_KEY = "is_left_out"
+"""Key in a device's `details`: true if this host leaves the device to others, so their processes are no concern."""
+
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 

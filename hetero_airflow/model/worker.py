@@ -24,6 +24,8 @@ from hetero_airflow.model.device import Device, ShortText, Telemetry, device_cla
 
 MAX_DEVICES = 4096
 
+MAX_PROBLEMS = 32
+
 _LABELS = TypeAdapter(dict[str, StrictStr])
 
 
@@ -51,7 +53,7 @@ class Worker(BaseModel):
     devices: Annotated[tuple[Device, ...], FailFast()] = Field(max_length=MAX_DEVICES)
     runtime: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
-    problems: tuple[str, ...] = Field(default=(), max_length=32)
+    problems: tuple[str, ...] = Field(default=(), max_length=MAX_PROBLEMS)
     """The problem lines of the last discovery; `hetero_airflow.model.problem_lines` says whom a line concerns."""
     boot_id: str = Field(default="", max_length=64)
     """The kernel's id of the machine's current boot, which all containers on the machine see; empty if unknown."""

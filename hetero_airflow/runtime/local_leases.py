@@ -65,6 +65,7 @@ class LocalSettings:
     policy: str = default("policy")
     labels: Mapping[str, str] = field(default_factory=dict)
     allowed_processes: str = default("allowed_device_processes")
+    exclude_devices: str = default("exclude_devices")
 
 
 DEFAULT_SETTINGS = LocalSettings()
@@ -221,7 +222,7 @@ def local_worker(settings: LocalSettings = DEFAULT_SETTINGS) -> Worker:
     """
     period = int(time.monotonic() / _DISCOVERY_INTERVAL_S)
     simulated = os.environ.get(SIMULATED_DEVICES_VARIABLE, "")
-    inventory = _inventory(tuple(sorted(settings.labels.items())), simulated, period)
+    inventory = _inventory(tuple(sorted(settings.labels.items())), settings.exclude_devices, simulated, period)
     users = current_users(inventory)
     if not users:
         return covered(inventory.worker)
@@ -232,8 +233,8 @@ def local_worker(settings: LocalSettings = DEFAULT_SETTINGS) -> Worker:
 
 
 @lru_cache(maxsize=1)
-def _inventory(labels: tuple[tuple[str, str], ...], simulated: str, period: int) -> Inventory:
-    return discover(f"{socket.gethostname()}{LOCAL_RUN}", labels=dict(labels))
+def _inventory(labels: tuple[tuple[str, str], ...], exclude: str, simulated: str, period: int) -> Inventory:
+    return discover(f"{socket.gethostname()}{LOCAL_RUN}", labels=dict(labels), exclude=exclude)
 
 
 def _usage(worker: Worker, held: HeldDevices) -> dict[tuple[str, str], DeviceUsage]:

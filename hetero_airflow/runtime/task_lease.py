@@ -73,9 +73,9 @@ class TaskLease(BaseModel):
     kind: str
     model: str
     ids: tuple[str, ...]
-    """Device names that the vendor's software accepts, in the order of the software's numbers."""
+    """The ids of the devices, in the order of their numbers."""
     indexes: tuple[int, ...]
-    """The device numbers that the vendor's tools show on the host."""
+    """The numbers by which the vendor's runtime counts the devices on the host."""
     memory_bytes: int
     """The memory of each device, or of the share. For a CPU, the requested host memory, 0 if none."""
     nodes: tuple[str, ...] = ()

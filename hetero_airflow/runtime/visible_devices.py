@@ -4,12 +4,14 @@ Sources of the variables' meaning: NVIDIA's CUDA programming guide (CUDA_VISIBLE
 UUIDs of GPUs and MIG instances), AMD's ROCm "GPU isolation" page (ROCR_VISIBLE_DEVICES selects
 first, HIP_VISIBLE_DEVICES counts within what is left), Ascend's CANN reference
 (ASCEND_RT_VISIBLE_DEVICES takes logical numbers), Google's libtpu (TPU_VISIBLE_CHIPS, with the
-bounds that a part of a host needs).
+bounds that a part of a host needs). Each runtime reads the variables of its own process only, so
+they replace those with which the agent was started.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -24,6 +26,13 @@ _HIDDEN = {
     "TPU_VISIBLE_CHIPS": "",
 }
 """The variables for vendors of which the lease has no device."""
+
+_ROCR_ID = re.compile(r"GPU-[0-9a-f]{1,16}")
+"""The only ids that ROCr knows: the KFD's unique id (ROCm/ROCR-Runtime, amd_filter_device.cpp). Other GPUs have their
+numbers: the list ends at the first word that ROCr does not know."""
+
+_CUDA_NUMBERED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-.*")
+"""The UUID of a Jetson's GPU, without the ``GPU-`` that CUDA wants before it. Such a GPU has its number."""
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
@@ -40,6 +49,8 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
     ('GPU-8f', '0.5')
     """
     visible = {} if lease.is_slot else {**_HIDDEN, **_visible(lease)}  # a pod sees only its own devices anyway
+    if visible and "TPU_VISIBLE_DEVICES" in (inherited or {}):
+        visible["TPU_VISIBLE_DEVICES"] = visible["TPU_VISIBLE_CHIPS"]  # its older name
     variables = {LEASE_VARIABLE: lease.model_dump_json(), **visible}
     if lease.share is not None:
         options = [(inherited or {}).get("PYTORCH_ALLOC_CONF"), f"per_process_memory_fraction:{lease.share:g}"]
@@ -51,13 +62,14 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
 
 
 def _visible(lease: TaskLease) -> dict[str, str]:
-    ids, indexes = ",".join(lease.ids), ",".join(map(str, lease.indexes))
+    pairs, indexes = list(zip(lease.ids, lease.indexes, strict=True)), ",".join(map(str, lease.indexes))
     if lease.kind == "cpu":
         return {}
     if lease.vendor == "nvidia":
+        ids = ",".join(str(number) if _CUDA_NUMBERED.fullmatch(id_) else id_ for id_, number in pairs)
         return {"CUDA_VISIBLE_DEVICES": ids, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if lease.vendor == "amd":
-        ids = _bound(lease, "GPU-")
+        ids = ",".join(id_ if lease.simulated or _ROCR_ID.fullmatch(id_) else str(number) for id_, number in pairs)
         return {"ROCR_VISIBLE_DEVICES": ids, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(lease.ids))))}
     if lease.vendor == "ascend":
         return {"ASCEND_RT_VISIBLE_DEVICES": indexes}
@@ -66,15 +78,6 @@ def _visible(lease: TaskLease) -> dict[str, str]:
         shape = {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"} if bounds else {}
         return {"TPU_VISIBLE_CHIPS": indexes, **shape}
     return {}
-
-
-def _bound(lease: TaskLease, *prefixes: str) -> str:
-    """The devices by their ids if the vendor's runtime knows such an id, else by the runtime's numbers.
-
-    CUDA and ROCr end the list at the first word that they do not know, so a wrong one hides all devices.
-    """
-    pairs = zip(lease.ids, lease.indexes, strict=True)
-    return ",".join(id_ if id_.startswith(prefixes) else str(index) for id_, index in pairs)
 
 
 @contextmanager

@@ -22,6 +22,18 @@ HIDDEN = {
     [
         ({}, {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
         ({"vendor": "amd"}, {"ROCR_VISIBLE_DEVICES": "GPU-b,GPU-a", "HIP_VISIBLE_DEVICES": "0,1"}),
+        (
+            {"vendor": "amd", "ids": ("0000:03:00.0", "GPU-0c58123456789abc")},
+            {"ROCR_VISIBLE_DEVICES": "2,GPU-0c58123456789abc", "HIP_VISIBLE_DEVICES": "0,1"},
+        ),
+        (
+            {"vendor": "amd", "ids": ("simulated-amd-mi300x-0",), "indexes": (0,), "simulated": True},
+            {"ROCR_VISIBLE_DEVICES": "simulated-amd-mi300x-0", "HIP_VISIBLE_DEVICES": "0"},
+        ),
+        (
+            {"ids": ("54bc4e7e-0000-0000-0000-000000000001",), "indexes": (0,)},
+            {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        ),
         ({"vendor": "ascend", "kind": "npu"}, {"ASCEND_RT_VISIBLE_DEVICES": "2,5"}),
         (
             {"vendor": "google", "kind": "tpu"},
@@ -47,6 +59,12 @@ HIDDEN = {
 def test_each_vendor_sees_its_own_devices_and_no_other_vendor_any(fields, expected):
     lease = a_task_lease(**fields)
     assert lease_environment(lease) == {LEASE_VARIABLE: lease.model_dump_json(), **HIDDEN, **expected}
+
+
+def test_the_older_name_of_libtpus_variable_is_replaced_where_it_is_set():
+    lease = a_task_lease(vendor="google", kind="tpu")
+    assert lease_environment(lease, {"TPU_VISIBLE_DEVICES": "0,1"})["TPU_VISIBLE_DEVICES"] == "2,5"
+    assert lease_environment(a_task_lease(), {"TPU_VISIBLE_DEVICES": "0,1"})["TPU_VISIBLE_DEVICES"] == ""
 
 
 def test_existing_options_of_the_allocator_are_kept():

@@ -27,7 +27,8 @@ def devices(args: Namespace) -> None:
     """Discover this machine's devices, and show the holds on them if a database answers."""
     configuration = read_configuration()
     worker_id, labels = configuration.worker_id, configuration.labels
-    inventory = discover(worker_id, labels=labels, probe_timeout_s=configuration.probe_timeout_s)
+    timeout_s, exclude = configuration.probe_timeout_s, configuration.exclude_devices
+    inventory = discover(worker_id, labels=labels, probe_timeout_s=timeout_s, exclude=exclude)
     worker = with_holds(inventory.worker, holds_here(database(), worker_id))
     inventory = inventory.model_copy(update={"worker": worker})
     if args.json:

@@ -71,7 +71,13 @@ def run_agent(
     if connection is None:
         return
     interval_s, timeout_s = configuration.discovery_interval_s, configuration.probe_timeout_s
-    watch = InventoryWatch(worker_id, worker_labels, interval_s=interval_s, probe_timeout_s=timeout_s)
+    watch = InventoryWatch(
+        worker_id,
+        worker_labels,
+        interval_s=interval_s,
+        probe_timeout_s=timeout_s,
+        exclude=configuration.exclude_devices,
+    )
     errors, used = ErrorWatch(), UsedDevices(configuration.allowed_processes)
     spot = SpotWatch(notice_source(configuration.spot_notices))
     ports = (watch, leases, errors, connection)

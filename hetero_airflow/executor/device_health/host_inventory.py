@@ -34,6 +34,7 @@ class HostInventory:
             configuration.labels,
             interval_s=configuration.discovery_interval_s,
             probe_timeout_s=configuration.probe_timeout_s,
+            exclude=configuration.exclude_devices,
         )
         self._used = UsedDevices(configuration.allowed_processes)
         self._unchecked = UncheckedLeases()
