@@ -66,6 +66,7 @@ _ANSWERED = _USERS | {
     "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetTemperature",
     "nvmlDeviceGetComputeMode", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetGpuFabricInfo",
 }  # fmt: skip
 """A healthy GPU answers these calls, if only with "not supported". If one fails, its identity, its health, its users or
 its division is unknown. Power and ECC are not here: laptops answer them with "Unknown Error"."""

@@ -146,6 +146,7 @@ def test_partitions_of_a_chip_are_no_whole_gpus_and_share_its_memory(fixture_tex
     assert (ok, reason.code, reason.asked) == (False, ReasonCode.PARTITION, "amd/mi300x, not a partition")
     request = DeviceRequest.parse({"vendor": "amd", "model": "mi300x", "partition": "dpx-nps1", "count": 2})
     assert check_worker(request.alternatives[0], a_worker(devices=result.devices)) == (True, None)
+    assert str(request.alternatives[0]) == "2 × amd/mi300x dpx-nps1"
 
 
 @pytest.mark.parametrize(

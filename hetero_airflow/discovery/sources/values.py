@@ -41,8 +41,10 @@ def to_text(value: object, limit: int = 64) -> str | None:
         value = value[: 4 * limit].decode(errors="replace")
     if not isinstance(value, str):
         return None
-    # Surrogates can't be written as UTF-8, and a tool's JSON may have them.
-    text = "".join(c if c.isprintable() else " " for c in value[: 4 * limit] if not "\ud800" <= c <= "\udfff")
+    text = value[: 4 * limit]
+    if not text.isprintable():
+        # Surrogates can't be written as UTF-8, and a tool's JSON may have them.
+        text = "".join(c if c.isprintable() else " " for c in text if not "\ud800" <= c <= "\udfff")
     text = " ".join(text.split())[:limit].rstrip()
     return None if text.lower() in _ABSENT else text
 
