@@ -90,6 +90,8 @@ def probe() -> ProbeResult:
     if answers is not None:
         return parse(*answers, kfd, environment)
     tool = find_tool("amd-smi", "/opt/rocm/bin")
+    if tool is None and find_tool("hy-smi"):
+        return ProbeResult()  # a Hygon DCU, whose driver has /dev/kfd too; `unprobed` has a line for it
     if tool is None:
         return ProbeResult(problems=missing_tool_problem(NODES, "amd-smi", "install the package amd-smi-lib"))
     static = parse_json(run_tool(tool, "static", "--json"))

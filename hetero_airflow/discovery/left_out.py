@@ -74,7 +74,7 @@ def left_out(device: Device, text: str) -> Device:
 def with_excluded(inventory: Inventory, setting: str) -> Inventory:
     """The inventory with the devices of [hetero] exclude_devices left out; an entry that names none is a problem line.
 
-    Pure.
+    The problem lines of a vendor that an entry names are left out too, such as those of a maker without a probe. Pure.
     """
     entries = [entry for entry in (part.strip() for part in setting.split(",")) if entry]
     if not entries:
@@ -91,11 +91,12 @@ def with_excluded(inventory: Inventory, setting: str) -> Inventory:
             "`airflow hetero devices` shows them.",
         )
         for entry, ids in matches.items()
-        if not ids
+        if not ids and not any(line.startswith(f"{entry}: ") for line in inventory.problems)
     )
-    problems = (*worker.problems, *lines)[:MAX_PROBLEMS]
-    worker = worker.model_copy(update={"devices": devices, "problems": problems})
-    return inventory.model_copy(update={"worker": worker, "problems": (*inventory.problems, *lines)})
+    kept = tuple(line for line in inventory.problems if line.partition(":")[0] not in entries)
+    problems = (*kept, *lines)
+    worker = worker.model_copy(update={"devices": devices, "problems": problems[:MAX_PROBLEMS]})
+    return inventory.model_copy(update={"worker": worker, "problems": problems})
 
 
 def _is_named(device: Device, entry: str) -> bool:
@@ -109,6 +110,7 @@ def _is_named(device: Device, entry: str) -> bool:
         model = fields.get("model")
         return (
             not fields.keys() & {"count", "share"}
+            and (device.kind == "cpu") == (fields.get("kind") == "cpu")
             and all(fields[name] == getattr(device, name) for name in ("vendor", "kind", "partition") if name in fields)
             and (model is None or matches_model(str(model), device_tokens(device)))
         )

@@ -70,7 +70,7 @@ def _line(maker: _Maker, found: list[str]) -> str:
     places = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if found[4:] else "")
     return (
         f"{len(found)} × {maker.product} on the PCI bus ({places}), for which hetero-airflow has no probe, so none is "
-        "offered. On Kubernetes, the device plugin can offer it; else install a package with a probe."
+        f"offered. Install a package with a probe, or set [hetero] exclude_devices = {maker.name}."
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.discovery import fpga, google
+from hetero_airflow.discovery import amd, fpga, google
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.unprobed import unprobed
 from hetero_airflow.model.device import Device, matches_model, model_tokens
@@ -197,6 +197,7 @@ def test_the_tool_of_a_hygon_dcu_is_enough_for_a_line(make_tree, put_tool):
     tree = make_tree({})
     put_tool("hy-smi", "exit 0")
     assert unprobed(tree) == {}
+    assert amd.probe() == ProbeResult()
     (tree / "dev").mkdir()
     (tree / "dev/kfd").touch()
     assert list(unprobed(tree)) == ["hygon"]

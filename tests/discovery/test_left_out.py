@@ -179,6 +179,14 @@ def test_the_devices_of_the_setting_stay_visible_and_get_no_task(setting, ids, u
     ]
 
 
+def test_the_lines_of_a_vendor_that_the_setting_names_are_left_out():
+    lines = ("intel: 1 × Intel GPU", "nvidia: GPU 0 does not answer")
+    inventory = Inventory(worker=a_worker(devices=DEVICES, problems=lines), problems=lines)
+    excluded = with_excluded(inventory, "intel")
+    assert (excluded.problems, excluded.worker.problems) == (lines[1:], lines[1:])
+    assert all(device.leasable for device in excluded.worker.devices)
+
+
 def test_processes_on_a_device_that_is_left_out_are_no_concern():
     inventory = Inventory(worker=a_worker(devices=DEVICES[:3]))
     pids = {"GPU-0": [1], "GPU-1": [1]}
