@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -103,6 +103,9 @@ bench-queue: $(VENV)/.installed  ## measure a scheduler while 2,000 device tasks
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
+
+bench-discover: $(VENV)/.installed  ## measure a probe of 8 GPUs, in this checkout and in a commit; COMMIT=HEAD~
+	@$(RUN) tests/benchmarks/bench_discover.py $(or $(COMMIT),HEAD~)
 
 bench-slices: $(VENV)/.installed  ## measure what a cluster costs whose 1,000 nodes publish their GPUs as ResourceSlices
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_slices.py

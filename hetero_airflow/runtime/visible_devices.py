@@ -62,7 +62,7 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
 
 
 def _visible(lease: TaskLease) -> dict[str, str]:
-    pairs, indexes = list(zip(lease.ids, lease.indexes, strict=False)), ",".join(map(str, lease.indexes))
+    pairs, indexes = list(zip(lease.ids, lease.indexes, strict=True)), ",".join(map(str, lease.indexes))
     if lease.kind == "cpu":
         return {}
     if lease.vendor == "nvidia":
