@@ -200,14 +200,14 @@ def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
     assert [log["log_level"] for log in logs if log["event"].startswith("This task has no device lease")] == ["warning"]
 
 
-@pytest.mark.parametrize(("pool", "is_told"), [("gpus", True), (None, False)])
-def test_a_pool_in_which_the_task_waited_for_something_else_is_named_in_its_log(dag, monkeypatch, pool, is_told):
+@pytest.mark.parametrize(("pool", "is_named"), [("gpus", True), (None, False)])
+def test_a_pool_other_than_the_configured_one_is_named_in_the_log(dag, monkeypatch, pool, is_named):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "hetero_airflow.executor.HeteroExecutor")
     dag.default_args = {"pool": pool} if pool else {}
     operator = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
     with structlog.testing.capture_logs() as logs:
         operator.execute({"ti": AnInstance(add_lease(None, a_task_lease()))})
-    assert any("so it waited for a slot there" in log["event"] for log in logs) is is_told
+    assert any(log["event"].startswith("This task is in the pool") for log in logs) is is_named
 
 
 def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
@@ -234,7 +234,7 @@ def test_a_shell_command_reads_no_bashrc_also_where_no_shell_started_airflow(dag
         monkeypatch.setenv("SHLVL", level)
     operator = DeviceBashOperator(task_id="t", device="gpu", bash_command="unused")
     ours, other_end = socket.socketpair()
-    with bound_to_lease(a_task_lease(ids=("GPU-7",))), ours, other_end:
+    with bound_to_lease(a_task_lease(ids=("GPU-7",), indexes=(7,))), ours, other_end:
         command = ["bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
         done = subprocess.run(command, env=operator.get_env({}), stdin=ours, capture_output=True, text=True)
     assert done.stdout == "GPU-7\n"

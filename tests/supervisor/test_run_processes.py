@@ -41,7 +41,7 @@ def user(node):
 
 def run_a_task(node, worker="worker-a"):
     lease = a_task_lease(
-        id="l1", worker=worker, vendor="xilinx", kind="fpga", ids=("0000:65:00.1",), nodes=(str(node),)
+        id="l1", worker=worker, vendor="xilinx", kind="fpga", ids=("0000:65:00.1",), indexes=(0,), nodes=(str(node),)
     )
     with contained_run(lease, None) as run, subprocess.Popen(["true"], process_group=0) as task:
         run.begin(task.pid)

@@ -54,7 +54,7 @@ def test_the_record_of_a_run_is_complete_when_it_is_written_first(monkeypatch):
         return write_file(path, content)
 
     monkeypatch.setattr(lease_files, "_write_file", write)
-    fpga = a_task_lease(id="r1.7", worker="worker-a", vendor="xilinx", kind="fpga", ids=("0000:65:00.1",))
+    fpga = a_task_lease(id="r1.7", worker="worker-a", vendor="xilinx", kind="fpga", ids=("0000:65:00.1",), indexes=(0,))
     with prepared_run(TASK, fpga, None) as (run, _):
         (record,) = written
         assert (record.lease, record.devices, record.group) == ("r1.7", ("0000:65:00.1",), run.group)
