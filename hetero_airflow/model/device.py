@@ -78,9 +78,13 @@ class Device(BaseModel):
         return MILLI_PER_DEVICE * len(self.cores) if self.kind == "cpu" else MILLI_PER_DEVICE
 
     def __str__(self) -> str:
+        return f"{self.name} (simulated)" if self.simulated else self.name
+
+    @property
+    def name(self) -> str:
+        """Vendor, model and partition: ``nvidia/a100-sxm4-40gb mig-1g.10gb``, ``amd/instinct-mi300x cpx-nps4``."""
         mark = "mig-" if self.vendor == "nvidia" else ""
-        name = f"{self.vendor}/{self.model}" + (f" {mark}{self.partition}" if self.partition else "")
-        return f"{name} (simulated)" if self.simulated else name
+        return f"{self.vendor}/{self.model}" + (f" {mark}{self.partition}" if self.partition else "")
 
 
 def device_class(device: Device) -> str:

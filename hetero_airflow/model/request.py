@@ -142,11 +142,11 @@ class Alternative(BaseModel):
     @property
     def device_text(self) -> str:
         """The device in the grammar, without its quantity: ``nvidia/a100``, ``mig-1g.10gb``, ``gpu``."""
-        if self.partition and self.vendor != "amd":
+        if self.partition and self.vendor in (None, "nvidia"):
             return f"mig-{self.partition}"
-        name = self.model or self.kind or "device"
+        name = self.model or self.partition or self.kind or "device"
         text = f"{self.vendor}/{name}" if self.vendor else name
-        return f"{text} {self.partition}" if self.partition else text
+        return f"{text} {self.partition}" if self.partition and self.model else text
 
     def __str__(self) -> str:
         amount = f"{self.share:g} of a" if self.share is not None else f"{self.count} ×"

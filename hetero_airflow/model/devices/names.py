@@ -1,13 +1,14 @@
 """Names of devices: the well-known ones, and the grammar of a device text, ``[vendor/]device[:quantity]``.
 
 ====================== ====================================================
-``gpu``                a kind: gpu, npu, tpu, fpga, cpu
+``gpu``                a kind: gpu, npu, tpu, hpu (Gaudi), neuron (Trainium, Inferentia), fpga, cpu
 ``gpu:2``              two whole devices; of ``cpu``, two cores
 ``gpu:0.5``            a share of one device
 ``nvidia``             any device of a vendor
 ``a100:2``             a model; every word of it must be part of the device's model name
 ``nvidia/a100-80gb:1`` vendor and model; any vendor and model may be named like this
 ``mig-1g.10gb``        a MIG instance of that profile
+``amd/cpx-nps4``       a partition of an AMD GPU in that mode
 ====================== ====================================================
 
 The tables of names are a convenience, not a limit: any other model works as ``vendor/model``. They give the vendor of
@@ -23,18 +24,30 @@ import re
 from hetero_airflow.errors import RequestError
 from hetero_airflow.validation import did_you_mean
 
-KINDS = ("cpu", "gpu", "npu", "tpu", "fpga")
-"""Kinds that need no vendor. A probe may add other kinds; a request names them as ``vendor/kind``."""
+KINDS = ("cpu", "gpu", "npu", "tpu", "fpga", "hpu", "neuron")
+"""Kinds that need no vendor. A probe may add other kinds; a request names them as ``vendor/kind``.
+
+Gaudi is an ``hpu`` (torch's device and Habana's label ``habana.ai/hpu``); Trainium and Inferentia are ``neuron``
+(Amazon's resource ``aws.amazon.com/neuron``). Both need software of their own, so a request for a GPU or an NPU must
+not match them.
+"""
 
 VENDORS: dict[str, str] = {
     "nvidia": "gpu",
     "amd": "gpu",
     "ascend": "npu",
     "google": "tpu",
-    "intel": "fpga",
+    "intel": "gpu",
     "xilinx": "fpga",
+    "habana": "hpu",
+    "aws": "neuron",
 }
-"""Vendor → the kind of its devices where a request names no kind."""
+"""Vendor → the kind of its devices where a request names no kind. Intel's FPGAs are ``intel/fpga``, or a model."""
+
+_INTEL_FPGA = re.compile(r"(?:.*-)?(?:arria|stratix|agilex|cyclone|pac-|n[356]\d{3}\b).*")
+"""Models of Intel's FPGAs, and of the cards that have one (the ids in ``drivers/fpga/dfl-pci.c`` of the kernel)."""
+
+_AMD_PARTITION = re.compile(r"[dtqc]px(?:-nps[1248])?")
 
 _MEMORY_GIB: dict[tuple[str, str], dict[str, int]] = {
     ("nvidia", "gpu"): {
@@ -44,7 +57,7 @@ _MEMORY_GIB: dict[tuple[str, str], dict[str, int]] = {
     },
     ("amd", "gpu"): {"mi210": 64, "mi250x": 64, "mi300a": 128, "mi300x": 192, "mi325x": 256, "mi355x": 288},
     ("ascend", "npu"): {"310p": 24, "910a": 32, "910b": 64, "910c": 64},
-    ("google", "tpu"): {"v4": 32, "v5e": 16, "v5p": 95, "v6e": 32},
+    ("google", "tpu"): {"v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7x": 192},
     ("xilinx", "fpga"): {"u250": 64, "u280": 8},
     ("intel", "fpga"): {"stratix-10": 32},
 }  # fmt: skip
@@ -98,6 +111,26 @@ def parse_device(text: object) -> dict[str, object]:
     return _read_word(text, match["vendor"], match["word"]) | _read_quantity(text, match["word"], match["quantity"])
 
 
+def _read_partition(text: str, vendor: str | None, word: str) -> dict[str, object]:
+    if not word.startswith("mig-"):
+        return {"vendor": vendor, "kind": "gpu", "partition": word}
+    if vendor not in (None, "nvidia"):
+        remedy = 'Only NVIDIA has MIG: write "mig-1g.10gb"'
+        raise RequestError("device", text, found=f"a MIG profile of {vendor}", remedy=remedy)
+    return {"vendor": "nvidia", "kind": "gpu", "partition": word.removeprefix("mig-")}
+
+
+def kind_of(vendor: str, model: str) -> str | None:
+    """The kind of a vendor's model; None if the vendor is unknown.
+
+    >>> kind_of("intel", "arc-b580"), kind_of("intel", "n6000-agilex"), kind_of("habana", "gaudi2")
+    ('gpu', 'fpga', 'hpu')
+    """
+    if model in MODELS:
+        return MODELS[model][1]
+    return "fpga" if vendor == "intel" and _INTEL_FPGA.fullmatch(model) else VENDORS.get(vendor)
+
+
 def _no_device(text: str) -> RequestError:
     """The error for a text outside of the grammar, with what its writer can have meant."""
     words = text.strip().lower()
@@ -112,16 +145,13 @@ def _no_device(text: str) -> RequestError:
 
 
 def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
-    if word.startswith("mig-"):
-        if vendor not in (None, "nvidia"):
-            remedy = 'Only NVIDIA has MIG: write "mig-1g.10gb"'
-            raise RequestError("device", text, found=f"a MIG profile of {vendor}", remedy=remedy)
-        return {"vendor": "nvidia", "kind": "gpu", "partition": word.removeprefix("mig-")}
+    if word.startswith("mig-") or (vendor == "amd" and _AMD_PARTITION.fullmatch(word)):
+        return _read_partition(text, vendor, word)
     if word in KINDS:
         return {"kind": word} if vendor is None else {"vendor": vendor, "kind": word}
     if vendor is not None:
         _check_vendor(text, vendor, word)
-        kind = MODELS[word][1] if word in MODELS else VENDORS.get(vendor)
+        kind = kind_of(vendor, word)
         fields: dict[str, object] = {"vendor": vendor}
         return fields | ({"kind": kind} if kind else {}) | {"model": word}
     if word in VENDORS:

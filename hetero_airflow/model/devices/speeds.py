@@ -8,7 +8,7 @@ and memory bandwidth. They are for one leasable device: one die of a K80, one GC
   for A10G.
 - AMD: data sheets of Instinct MI100, MI210, MI250X, MI300A, MI300X, MI325X, MI355X.
 - Huawei: Ascend 310P, 910 (Hot Chips 31), 910B and 910C as published with Atlas 800 and CloudMatrix 384.
-- Google: Cloud TPU documentation, "System architecture", versions v2 to v6e.
+- Google: Cloud TPU documentation, "System architecture", versions v2 to v6e, and TPU7x.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DATA_SHEETS: dict[str, dict[str, tuple[float, float]]] = {
     },
     "ascend": {"310p": (70, 205), "910a": (256, 1200), "910b": (376, 1600), "910c": (376, 1600)},
     "google": {"v2": (46, 700), "v3": (123, 900), "v4": (275, 1228), "v5e": (197, 819), "v5p": (459, 2765),
-               "v6e": (918, 1640)},
+               "v6e": (918, 1640), "v7x": (2307, 7380)},
 }  # fmt: skip
 """Vendor → model → (dense 16-bit TFLOPS, memory bandwidth in GB/s)."""
 

@@ -172,7 +172,7 @@ def _device_row(
         device=device.id,
         index=device.index,
         kind=device.kind,
-        name=f"{device.vendor}/{device.model}" + (f" mig-{device.partition}" if device.partition else ""),
+        name=device.name,
         memory_bytes=device.memory_bytes,
         simulated=device.simulated,
         state=state,
