@@ -13,6 +13,7 @@ kubernetes-sigs/dra-driver-google-tpu (cmd/tpu-dra-kubeletplugin/state.go).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +25,9 @@ from hetero_airflow.model.request import Alternative
 
 CPU = "cpu"
 
-DEFAULT_VENDORS: Mapping[str, str] = {"gpu": "nvidia", "npu": "ascend", "tpu": "google"}
+DEFAULT_VENDORS: Mapping[str, str] = {
+    "gpu": "nvidia", "npu": "ascend", "tpu": "google", "hpu": "habana", "neuron": "aws",
+}  # fmt: skip
 """Kind → vendor if a request names none: a pod asks for the resource of one vendor."""
 
 RESOURCES: Mapping[str, str] = {
@@ -34,12 +37,36 @@ RESOURCES: Mapping[str, str] = {
     "ascend/npu": "huawei.com/Ascend910",
     "ascend/310p": "huawei.com/Ascend310P",
     "google/tpu": "google.com/tpu",
+    "habana/hpu": "habana.ai/gaudi",
+    "aws/neuron": "aws.amazon.com/neuron",
 }
 """Device part of a request → extended resource. ``[hetero] kubernetes_resources`` adds and replaces rows. The most
 specific row counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nvidia``, ``gpu``."""
 
 DOMAINS = {name.partition("/")[0]: device.partition("/")[0] for device, name in RESOURCES.items()}
 """Domain of a resource → vendor."""
+
+_MAKERS = {
+    "nvidia.com": "nvidia", "amd.com": "amd", "xilinx.com": "xilinx", "huawei.com": "ascend", "habana.ai": "habana",
+    "furiosa.ai": "furiosa", "rebellions.ai": "rebellions", "hygon.com": "hygon", "cambricon.com": "cambricon",
+    "metax-tech.com": "metax", "iluvatar.ai": "iluvatar", "iluvatar.com": "iluvatar", "enflame.com": "enflame",
+    "mthreads.com": "mthreads", "kunlunxin.com": "kunlunxin", "birentech.com": "biren", "graphcore.ai": "graphcore",
+    "tenstorrent.com": "tenstorrent", "hailo.ai": "hailo", "intel.com": "intel", "amazon.com": "aws", "aws.com": "aws",
+    "amazonaws.com": "aws", "google.com": "google",
+}  # fmt: skip
+"""Domain → vendor (charts/hami/values.yaml of Project-HAMi/HAMi, and the makers' device plugins)."""
+
+_MIXED_MAKERS = frozenset({"intel", "aws", "google"})
+"""Makers with many resources that are no accelerators: only an accelerator's word in the name counts."""
+
+_ACCELERATOR_WORD = re.compile(
+    r"(?<![a-z])[vspq]?(gpu|npu|tpu|xpu|vpu|dcu|mlu|hpu|gcu|ppu|fpga|neuron|gaudi|cuda|ascend|qaic|accelerator)"
+)
+_OTHER_WORD = re.compile(
+    r"(?<![a-z])(rdma|roce|ib|infiniband|sriov|vfs?|v?nics?|hca|mlnx[a-z]*|hostdev|dpdk|kvm|tun|vhost|fuse|csi|ebs|eni|efa"
+    r"|volumes?|sgx|epc|tpm|usb|qat|dsa|iaa|dlb|compute-domain|monitoring)(?![a-z])"
+)
+"""Words of resources and DRA drivers that are surely no accelerators: networks, volumes, virtual machines, crypto."""
 
 TAINTS: Mapping[str, tuple[str, ...]] = {
     "nvidia": ("nvidia.com/gpu",),
@@ -140,8 +167,7 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
             if name in table:
                 return Resource(table[name], vendor, is_model_specific=False)
     if alternative.partition:
-        # the device plugin replaces the plus in a profile with media extensions
-        name = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}"
+        name = _partition_resource(vendor, alternative.partition)
         if is_extended_resource(name):
             return Resource(name, vendor, is_model_specific=True)
     raise RequestError(
@@ -151,3 +177,40 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
         remedy=f'Name it in [hetero] kubernetes_resources, as in {{"{vendor}/{kind or alternative.model}": '
         '"example.com/device"}; `kubectl describe node` shows the names',
     )
+
+
+def _partition_resource(vendor: str, partition: str) -> str:
+    """The resource of a partition; empty if the vendor's plugin names none by a rule.
+
+    NVIDIA's plugin replaces the plus in a profile with media extensions. AMD's names the mode if its naming strategy is
+    ``mixed`` (ROCm/k8s-device-plugin, docs/user-guide/configuration.md).
+    """
+    if vendor == "nvidia":
+        return f"nvidia.com/mig-{partition.replace('+', '.')}"
+    return f"amd.com/{partition.replace('-', '_')}" if vendor == "amd" else ""
+
+
+def maker_of(name: str) -> str | None:
+    """The vendor of a resource or a DRA driver whose name is an accelerator's; None if it is none.
+
+    >>> maker_of("nvidia.com/GRID_A40-8Q"), maker_of("npu.acme.io"), maker_of("qat.intel.com/generic")
+    ('nvidia', 'acme', None)
+    """
+    text = name.lower()
+    labels = text.partition("/")[0].split(".")
+    maker = _MAKERS.get(".".join(labels[-2:]))
+    if _OTHER_WORD.search(text):
+        return None
+    if maker is not None and maker not in _MIXED_MAKERS:
+        return maker
+    return (maker or labels[-2:][0]) if _ACCELERATOR_WORD.search(text) else None
+
+
+def accelerator_word(name: str) -> str | None:
+    """The accelerator's word in a name: ``gpu``, ``dcu``.
+
+    >>> accelerator_word("dcu.hygon.com"), accelerator_word("hygon.com/vdcunum"), accelerator_word("dra.net")
+    ('dcu', 'dcu', None)
+    """
+    match = _ACCELERATOR_WORD.search(name.lower())
+    return match[1] if match else None

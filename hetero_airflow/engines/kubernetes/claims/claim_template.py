@@ -149,7 +149,8 @@ def device_class_of(alternative: Alternative) -> str:
     >>> device_class_of(Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb"))
     'mig.nvidia.com'
     """
-    return MIG_CLASS if alternative.partition else DRA_DRIVERS[vendor_of(alternative)].device_class
+    vendor = vendor_of(alternative)
+    return MIG_CLASS if alternative.partition and vendor == "nvidia" else DRA_DRIVERS[vendor].device_class
 
 
 def is_claimable(alternative: Alternative) -> bool:
@@ -202,10 +203,13 @@ def _capacity_of_share(alternative: Alternative) -> dict[str, Any]:
 
 
 def _device_expressions(alternative: Alternative, driver: DraDriver, vendor: str) -> list[str]:
-    expressions = [driver.extra] if driver.extra else []
-    if alternative.partition:
+    expressions = [driver.extra] if driver.extra and not alternative.partition else []
+    if alternative.partition and vendor == "amd":
+        mode = alternative.partition.replace("-", "_")
+        expressions.append(cel.equals(driver.domain, "partitionProfile", mode))
+    elif alternative.partition:
         if vendor != "nvidia":
-            raise _unsupported("partition", alternative.partition, "MIG profiles only", "Leave it out")
+            raise _unsupported("partition", alternative.partition, f"no partitions of {vendor}", "Leave it out")
         expressions.append(cel.equals(driver.domain, "profile", alternative.partition))
     if alternative.model:
         expressions.append(_model(alternative.model, driver, vendor))

@@ -7,6 +7,7 @@ ROCm/k8s-device-plugin, the MindCluster guide of Ascend, "Plan TPUs in GKE" of G
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -44,8 +45,20 @@ AMD_PRODUCT, AMD_MEMORY, AMD_DRIVER = (f"amd.com/gpu.{part}" for part in ("produ
 CHIP = "node.kubernetes.io/npu.chip.name"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TPU_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+GKE_GPU, GKE_COUNT, GKE_SHARING, GKE_CLIENTS, GKE_PARTITION = (
+    f"cloud.google.com/gke-{part}"
+    for part in (
+        "accelerator", "accelerator-count", "gpu-sharing-strategy", "max-shared-clients-per-gpu", "gpu-partition-size",
+    )
+)  # fmt: skip
+"""Of GKE's nodes with GPUs, which have no feature discovery ("Run GPUs in GKE", "Share GPUs in GKE")."""
+INTEL_PRODUCT, INTEL_COUNT = "gpu.intel.com/product", "gpu.intel.com/device.count"
+AMD_MODE = "amd.com/gpu.compute-memory-partition"
+REGISTER = re.compile(r"^[a-z0-9.]+/node-.*register")
+"""Annotations in which HAMi and Volcano keep the devices that they divide: ``hami.io/node-nvidia-register``."""
 CPU_VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
 
+_NOT_DIVIDED_BY_GKE = tuple(Requirement(label, "DoesNotExist") for label in (GKE_SHARING, GKE_CLIENTS, GKE_PARTITION))
 _SHARED = ("mps", "time-slicing")
 _AMD_SIZES = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288, 432)
 """Memory sizes of AMD's GPUs in GiB. Their label is text, so the sizes can only be listed."""
@@ -124,7 +137,7 @@ def _nvidia(alternative: Alternative, is_model_specific: bool) -> Terms:
         return all_of(_memory(alternative.memory, label, 1), driver, runtime)
     divisor = 1
     if alternative.share is None:
-        kind = term_of(Requirement(INSTANCES, "DoesNotExist"), not_in(SHARING, _SHARED))
+        kind = term_of(Requirement(INSTANCES, "DoesNotExist"), not_in(SHARING, _SHARED), *_NOT_DIVIDED_BY_GKE)
     else:
         divisor = 1000 // alternative.share_milli
         if divisor < 2:
@@ -164,9 +177,9 @@ def _memory(memory: ByteRange | None, label: str, divisor: int) -> Terms:
 
 
 def _amd(alternative: Alternative, is_model_specific: bool) -> Terms:
-    if alternative.share is not None or alternative.partition is not None:
-        raise _unsupported("amd", "share", str(alternative.share or alternative.partition))
-    conditions = [ALWAYS]
+    _refuse_set(alternative, "amd", "share")
+    modes = [alternative.partition.replace("-", "_") if alternative.partition else "spx_nps1"]
+    conditions: list[Terms] = [((Requirement(AMD_MODE, "DoesNotExist"),), (is_in(AMD_MODE, modes),))]
     if alternative.model and not is_model_specific:
         names = products.products_of(alternative.model, products.AMD)
         if not names:
@@ -197,6 +210,16 @@ def _ascend(alternative: Alternative, is_model_specific: bool) -> Terms:
     return term_of(is_in(CHIP, products.ASCEND[alternative.model]))
 
 
+def _intel(alternative: Alternative, is_model_specific: bool) -> Terms:
+    _refuse_set(alternative, "intel", "share", "memory", "driver")
+    if alternative.model is None or is_model_specific:
+        return ALWAYS
+    names = products.products_of(alternative.model, products.INTEL)
+    if not names:
+        raise products.unknown_model("intel", alternative.model, INTEL_PRODUCT)
+    return term_of(is_in(INTEL_PRODUCT, names))
+
+
 def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
     _refuse_set(alternative, "google", "share", "memory", "driver")
     if alternative.model is None or is_model_specific:
@@ -218,7 +241,7 @@ def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
 
 
 _VENDORS: Mapping[str, Callable[[Alternative, bool], Terms]] = MappingProxyType(
-    {"nvidia": _nvidia, "amd": _amd, "ascend": _ascend, "google": _google}
+    {"nvidia": _nvidia, "amd": _amd, "ascend": _ascend, "google": _google, "intel": _intel}
 )
 
 _REMEDIES = {

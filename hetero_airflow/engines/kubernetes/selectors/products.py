@@ -38,6 +38,19 @@ AMD: tuple[str, ...] = (
     "AMD_Instinct_MI325X", "AMD_Instinct_MI325X_OAM", "AMD_Instinct_MI350X", "AMD_Instinct_MI355X",
 )  # fmt: skip
 
+INTEL: tuple[str, ...] = ("Flex_140", "Flex_170", "Max_1100", "Max_1550")
+"""Values of ``gpu.intel.com/product`` (intel/intel-device-plugins-for-kubernetes, cmd/gpu_plugin/labels.md)."""
+
+AMD_CHIPS: Mapping[str, tuple[int, int]] = {
+    "mi300x": (8, 192), "mi300a": (6, 128), "mi308x": (4, 192),
+    "mi325x": (8, 256), "mi350x": (8, 288), "mi355x": (8, 288),
+}  # fmt: skip
+"""Chip that can be partitioned → its compute dies (XCDs) and its memory in GiB. AMD's data sheets; amdgpu_xcp of the
+kernel's driver divides a chip into as many partitions as the mode says, ``cpx`` into one for each die."""
+
+AMD_MODES: Mapping[str, int] = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}
+"""Compute partition mode → partitions of a chip (ROCm, "MI300X GPU partitioning"). ``cpx`` makes one of each die."""
+
 ASCEND: Mapping[str, tuple[str, ...]] = {
     "910a": ("910A", "910PremiumA", "910ProA", "910ProB"),
     "910b": ("910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1"),
@@ -53,6 +66,7 @@ GOOGLE: Mapping[str, str] = {
     "v5e": "tpu-v5-lite-podslice",
     "v5p": "tpu-v5p-slice",
     "v6e": "tpu-v6e-slice",
+    "v7x": "tpu7x",
 }
 
 TPU_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
@@ -60,6 +74,7 @@ TPU_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
     "v5e": {1: "1x1", 4: "2x2", 8: "2x4"},
     "v5p": {4: "2x2x1"},
     "v6e": {1: "1x1", 4: "2x2", 8: "2x4"},
+    "v7x": {1: "1x1x1", 4: "2x2x1"},
 }
 """Model → number of chips on one host → topology of a slice on that host."""
 

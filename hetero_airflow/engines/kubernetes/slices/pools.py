@@ -28,7 +28,7 @@ from hetero_airflow.engines.kubernetes.slices.drivers import (
     driver_kind,
 )
 from hetero_airflow.engines.kubernetes.slices.resource_slices import Counters, ResourceSlice, SliceDevice
-from hetero_airflow.engines.kubernetes.watch.nodes import device_word, model_word
+from hetero_airflow.engines.kubernetes.watch.advertised import device_word, model_word
 from hetero_airflow.model.device import Device
 
 _MAX_ID = 256

@@ -12,6 +12,7 @@ from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 from hetero_airflow.engines.engine import WorkerChanges
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.selectors.node_conditions import REGISTER
 from hetero_airflow.engines.kubernetes.slices.dra_view import DraView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod, read_pod
@@ -264,7 +265,11 @@ def _read_node(item: Mapping[str, Any], before: Mapping[str, Any] | None) -> Map
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     names = ("type", "status", "reason", "message")
     node = {
-        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
+        "metadata": {
+            "name": metadata["name"],
+            "labels": metadata.get("labels") or {},
+            "annotations": {name: "" for name in metadata.get("annotations") or () if REGISTER.search(name)},
+        },
         "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
         "status": {
             **{name: status[name] for name in ("allocatable", "capacity") if name in status},

@@ -20,6 +20,13 @@ from hetero_airflow.model.worker import Worker
 _RESIDENT_OWNERS = ("DaemonSet", "Node")
 """Owners of pods that stay: DaemonSets, and nodes for static pods. Other pods end, and waiting for them is normal."""
 
+_SAME_CHIPS = {
+    "aws.amazon.com/neuroncore": "aws.amazon.com/neuron",
+    "aws.amazon.com/neurondevice": "aws.amazon.com/neuron",
+}
+"""Resource → the one that counts the same chips. Cores of one chip count as so many chips, because nothing tells
+which cores a pod has."""
+
 _FIELDS = ("name", "resources", "restartPolicy")
 
 
@@ -128,13 +135,16 @@ def without_usage(worker: Worker, usage: NodeUsage) -> Worker:
 
     Kubernetes does not report which devices a foreign pod has. The last slots without a lease stand for them.
     """
-    device_amounts = {name: math.ceil(amount) for name, amount in usage.amounts.items() if "/" in name}
+    device_amounts: defaultdict[str, int] = defaultdict(int)
+    for name, amount in usage.amounts.items():
+        device_amounts[_SAME_CHIPS.get(name, name)] += math.ceil(amount)
     devices: list[Device] = []
     for device in reversed(worker.devices):
         if device.kind == "cpu":
             devices.append(_remaining_cpu(device, usage.amounts))
             continue
         resource, problem = resource_of_slot(device.id), device.problem
+        resource = _SAME_CHIPS.get(resource, resource)
         if device.id in usage.ending:
             problem = problem or "the pod that had it is still ending"
         elif device.leasable and device.id not in usage.leased and device_amounts.get(resource, 0) > 0:

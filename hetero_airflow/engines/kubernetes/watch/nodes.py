@@ -11,22 +11,20 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.resources import DOMAINS, RESOURCES
+from hetero_airflow.engines.kubernetes.resources import RESOURCES
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
-from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
+from hetero_airflow.engines.kubernetes.watch.advertised import Advertised, Node, device_word, read_advertised
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.devices.names import MODELS, VENDORS
 from hetero_airflow.model.topology import SITE_LABEL
 from hetero_airflow.model.worker import MAX_DEVICES, Worker, WorkerState
 from hetero_airflow.units import MAX_BYTES
 
 ENGINE = "kubernetes"
 
-_MIB, _GIB = 2**20, 2**30
 _MAX_CORES = 4096
 _MAX_VERSION = 64
-_MIG = "nvidia.com/mig-"
+_MAX_PROBLEMS = 32
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 _HARMLESS_TAINTS = frozenset({"nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"})
 
@@ -35,7 +33,8 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
     """The worker for a node.
 
     A node that is not ready is LOST. The devices of a cordoned node, or of a node with a taint that device pods don't
-    tolerate, are not leasable; the worker's problem says why.
+    tolerate, are not leasable; the worker's first problem says why. Its other problems are resources that are not
+    understood, each with the vendor before it.
 
     :param node: a ``V1Node``
     :param site: the cluster's name, used if the node's labels name no site
@@ -43,7 +42,9 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
     """
     labels = dict(node.metadata.labels or {})
     problem = _problem(node, {*RESOURCES.values(), *(resources or {}).values()})
-    accelerators = islice(_accelerators(node, labels, resources or {}, problem), MAX_DEVICES - 1)
+    advertised = Node(labels, dict(node.metadata.annotations or {}), _capacity(node), _allocatable(node))
+    offers, lines = read_advertised(advertised, resources or {})
+    accelerators = islice(_accelerators(offers, labels, problem), MAX_DEVICES - 1)
     if site is not None:
         labels.setdefault(SITE_LABEL, site)
     name = node.metadata.name
@@ -54,7 +55,7 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
         devices=(*_cpu(node, labels, problem), *accelerators),
         runtime=_runtime(labels),
         labels=labels,
-        problems=() if problem is None else (problem,),
+        problems=tuple([*([problem] if problem else []), *lines][:_MAX_PROBLEMS]),
         state=WorkerState.ONLINE if _is_ready(node) else WorkerState.LOST,
     )
 
@@ -65,8 +66,9 @@ def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
     added = [device for device in devices if device.vendor not in plugged]
     if not added:
         return worker
-    if worker.problems:
-        added = [device.model_copy(update={"leasable": False, "problem": worker.problems[0]}) for device in added]
+    cause = worker.cpu.problem if worker.cpu is not None else next(iter(worker.problems), None)
+    if cause is not None:
+        added = [device.model_copy(update={"leasable": False, "problem": cause}) for device in added]
     room = MAX_DEVICES - len(worker.devices)
     return worker.model_copy(update={"devices": (*worker.devices, *added[:room])})
 
@@ -96,6 +98,10 @@ def _is_ready(node: Any) -> bool:
     return any(state.type == "Ready" and state.status == "True" for state in states)
 
 
+def _capacity(node: Any) -> dict[str, Decimal]:
+    return quantities(getattr(node.status, "capacity", None))
+
+
 def _allocatable(node: Any) -> dict[str, Decimal]:
     return quantities(getattr(node.status, "allocatable", None))
 
@@ -120,82 +126,23 @@ def _cpu(node: Any, labels: Mapping[str, str], problem: str | None) -> Iterator[
     )
 
 
-def _accelerators(
-    node: Any, labels: Mapping[str, str], resources: Mapping[str, str], problem: str | None
-) -> Iterator[Device]:
-    capacity = quantities(getattr(node.status, "capacity", None))
-    allocatable = _allocatable(node)
-    rows = {name: device_text for device_text, name in {**RESOURCES, **resources}.items()}
-    for name in sorted({*capacity, *allocatable}):
-        device_text = rows.get(name)
-        partition = name.removeprefix(_MIG) if name.startswith(_MIG) else None
-        if device_text is None and partition is None:
-            continue
-        vendor, kind = _vendor_kind(device_text, name)
-        units_per_device, shared = _sharing(name, labels)
-        healthy = int(allocatable.get(name, 0)) // units_per_device
-        for index in range(min(max(healthy, int(capacity.get(name, 0)) // units_per_device), MAX_DEVICES)):
-            fault = problem or shared or ("the device plugin reports it as unhealthy" if index >= healthy else None)
+def _accelerators(offers: Sequence[Advertised], labels: Mapping[str, str], problem: str | None) -> Iterator[Device]:
+    for offer in offers:
+        for index in range(min(offer.count, MAX_DEVICES)):
+            unhealthy = "the device plugin reports it as unhealthy" if index >= offer.healthy else None
+            fault = problem or offer.problem or unhealthy
             yield Device(
-                id=f"{name}/{index}",
-                vendor=vendor,
-                kind=kind,
-                model=_model(vendor, device_text, labels),
+                id=f"{offer.resource}/{index}",
+                vendor=offer.vendor,
+                kind=offer.kind,
+                model=offer.model,
                 index=index,
-                memory_bytes=_memory(vendor, partition, labels),
-                partition=partition,
+                memory_bytes=min(offer.memory_bytes, MAX_BYTES),
+                partition=offer.partition,
                 leasable=fault is None,
                 problem=fault,
-                driver=_driver(vendor, labels),
+                driver=_driver(offer.vendor, labels),
             )
-
-
-def _sharing(name: str, labels: Mapping[str, str]) -> tuple[int, str | None]:
-    """How many units of the resource make one device, and why such a device can't be leased as a whole."""
-    if name != RESOURCES["nvidia/gpu"]:
-        return 1, None
-    if labels.get(node_conditions.SHARING) in ("mps", "time-slicing"):
-        problem = f"shared by {labels[node_conditions.SHARING]}: it can't be had as a whole"
-        return max(_number(labels.get(node_conditions.REPLICAS)), 1), problem
-    if node_conditions.INSTANCES in labels:
-        return 1, 'a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"'
-    return 1, None
-
-
-def _vendor_kind(device_text: str | None, resource: str) -> tuple[str, str]:
-    if device_text is None or device_text.startswith("mig-"):
-        return "nvidia", "gpu"
-    first, _, second = device_text.partition("/")
-    if second in MODELS:
-        return first, MODELS[second][1]
-    if second:
-        return first, VENDORS.get(first, second) if second not in ("gpu", "npu", "tpu", "fpga") else second
-    if first in VENDORS:
-        return first, VENDORS[first]
-    return DOMAINS.get(resource.partition("/")[0], "generic"), first
-
-
-def _model(vendor: str, device_text: str | None, labels: Mapping[str, str]) -> str:
-    label = {
-        "nvidia": labels.get(node_conditions.PRODUCT, ""),
-        "amd": labels.get(node_conditions.AMD_PRODUCT, ""),
-        "ascend": labels.get(node_conditions.CHIP, ""),
-        "google": labels.get(node_conditions.ACCELERATOR, ""),
-    }.get(vendor, "")
-    if vendor == "google":
-        label = next((model for model, name in GOOGLE.items() if name == label), label)
-    word = model_word(device_word(label).removesuffix("-shared").split("-mig-")[0], vendor)
-    return word if label else device_word((device_text or "").partition("/")[2] or vendor)
-
-
-def _memory(vendor: str, partition: str | None, labels: Mapping[str, str]) -> int:
-    """Bytes of each device; 0 if the node does not report it."""
-    if vendor == "nvidia":
-        label = f"{_MIG}{partition}.memory" if partition else node_conditions.MEMORY
-        return _number(labels.get(label)) * _MIB
-    if vendor == "amd":
-        return _number(labels.get(node_conditions.AMD_MEMORY, "").removesuffix("G")) * _GIB
-    return 0
 
 
 def _driver(vendor: str, labels: Mapping[str, str]) -> str | None:
@@ -213,26 +160,3 @@ def _runtime(labels: Mapping[str, str]) -> dict[str, str]:
 def _version(labels: Mapping[str, str], keys: Iterable[str]) -> str | None:
     version = ".".join(text for key in keys if (text := labels.get(key)))
     return version if 0 < len(version) <= _MAX_VERSION else None  # a longer one is no version
-
-
-def _number(text: str | None) -> int:
-    return min(int(text), 2**30) if text and text.isascii() and text.isdigit() and len(text) < 16 else 0
-
-
-def device_word(text: str) -> str:
-    """The text as a vendor, kind or model: lower case, with dashes between its words.
-
-    >>> device_word("NVIDIA A100-SXM4-80GB")
-    'nvidia-a100-sxm4-80gb'
-    """
-    word = "".join(c if c.isalnum() or c in ".+-" else "-" for c in text.lower() if c.isascii())
-    return word.strip("-.+")[:128] or "unknown"
-
-
-def model_word(text: str, vendor: str) -> str:
-    """The text as a model, without the vendor's name before it.
-
-    >>> model_word("NVIDIA (R) A100", "nvidia"), model_word("NVIDIA", "nvidia")
-    ('r--a100', 'nvidia')
-    """
-    return device_word(text).removeprefix(f"{vendor}-").strip("-.+") or vendor

@@ -111,7 +111,7 @@ def test_without_shared_devices_a_whole_one_needs_no_condition():
         ("v5e", {"quota": {"memory": "1GiB"}}, "no memory of TPUs"),
         ({"vendor": "google", "kind": "tpu", "model": "v99"}, {}, "gke-tpu-accelerator"),
         ({"vendor": "intel", "kind": "gpu"}, {"driver": ">=1"}, "no version of intel's driver"),
-        ({"vendor": "amd", "kind": "gpu", "partition": "cpx_nps4"}, {}, "MIG profiles only"),
+        ({"vendor": "intel", "kind": "gpu", "partition": "half"}, {}, "no partitions of intel"),
         ({"model": "x100"}, {}, "no vendor"),
         ([f"nvidia:{count}" for count in range(1, 10)], {}, "limit of 8"),
     ],

@@ -51,6 +51,9 @@ def test_a_request_becomes_a_pod(check_pod):
         {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-1a"]},
         {"key": "nvidia.com/gpu.slices.gi", "operator": "DoesNotExist"},
         {"key": "nvidia.com/gpu.sharing-strategy", "operator": "NotIn", "values": ["mps", "time-slicing"]},
+        {"key": "cloud.google.com/gke-gpu-sharing-strategy", "operator": "DoesNotExist"},
+        {"key": "cloud.google.com/gke-max-shared-clients-per-gpu", "operator": "DoesNotExist"},
+        {"key": "cloud.google.com/gke-gpu-partition-size", "operator": "DoesNotExist"},
     ]
     exact = {"key": "nvidia.com/gpu.product", "operator": "In"}
     exact["values"] = ["NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-40GB"]

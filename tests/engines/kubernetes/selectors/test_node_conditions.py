@@ -163,7 +163,7 @@ def test_ascend_and_tpu_nodes_are_known_by_their_chip():
         ("910b", {"quota": {"memory": "64GiB"}}, "no node label of ascend devices"),
         ("v5e:0.5", {}, "no node label of google devices"),
         ("mi300x:0.5", {}, "only NVIDIA's plugin shares devices"),
-        ("intel/flex-170", {}, "no node label of intel devices"),
+        ("intel/flex-999", {}, "gpu.intel.com/product"),
         ("nvidia:2", {"topology": "nvlink"}, "topology manager"),
         ("nvidia", {"labels": {"a b": "c"}}, "no valid name of a label"),
         ("nvidia", {"labels": {"zone": "a b"}}, "no valid value of a label"),

@@ -19,6 +19,7 @@ GFD = {
     "feature.node.kubernetes.io/cpu-model.vendor_id": "AMD",
     "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
     "nvidia.com/gpu.memory": "81920",
+    "nvidia.com/gpu.count": "2",
     "nvidia.com/gpu.sharing-strategy": "none",
     "nvidia.com/cuda.driver-version.major": "550",
     "nvidia.com/cuda.driver-version.minor": "54",
