@@ -19,10 +19,12 @@ from hetero_airflow.units import MILLI_PER_DEVICE
 if TYPE_CHECKING:
     import torch
 
-_TORCH_TYPES = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla"}
+_TORCH_TYPES = {
+    "nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla", "intel": "xpu", "habana": "hpu", "aws": "xla",
+}  # fmt: skip
 """Vendor → torch's device type; ROCm builds of torch call their devices cuda."""
 
-_TORCH_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+_TORCH_BACKENDS = {"cuda": "nccl", "npu": "hccl", "hpu": "hccl", "xpu": "xccl"}
 """torch's device type → the backend of its collectives; Gloo for all others."""
 
 
@@ -120,7 +122,7 @@ class TaskLease(BaseModel):
         The process sees only leased devices, so the first one always has number 0.
         """
         kind = None if self.simulated else _TORCH_TYPES.get(self.vendor)
-        return f"{kind}:0" if kind and self.kind != "cpu" else "cpu"
+        return f"{kind}:0" if kind and self.kind not in ("cpu", "fpga") else "cpu"
 
     @property
     def torch_backend(self) -> str:

@@ -7,8 +7,9 @@ resource by its shell or its function (Xilinx/FPGA_as_a_Service: ``xilinx.com/fp
 intel_fpga: ``fpga.intel.com/af-…``), so only the cluster's owner knows them.
 
 DRA: kubernetes-sigs/dra-driver-nvidia-gpu (cmd/gpu-kubelet-plugin/deviceinfo.go), ROCm/k8s-gpu-dra-driver
-(docs/driver-attributes.md), intel/intel-resource-drivers-for-kubernetes (doc/gpu), and
-kubernetes-sigs/dra-driver-google-tpu (cmd/tpu-dra-kubeletplugin/state.go).
+(docs/driver-attributes.md), intel/intel-resource-drivers-for-kubernetes (doc/gpu, doc/gaudi),
+kubernetes-sigs/dra-driver-google-tpu (cmd/tpu-dra-kubeletplugin/state.go), and "AWS Neuron Dynamic Resource
+Allocation".
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ DRA_DRIVERS: Mapping[str, DraDriver] = {
     ),
     "intel": DraDriver("gpu.intel.com", "gpu.intel.com", "model"),
     "google": DraDriver("tpu.google.com", "tpu.google.com", "accelerator", kinds=("tpu",)),
+    "habana": DraDriver("gaudi.intel.com", "gaudi.intel.com", "model", kinds=("hpu",)),
+    "aws": DraDriver("neuron.aws.com", "neuron.aws.com", "instanceType", kinds=("neuron",)),
 }
 
 MIG_CLASS = "mig.nvidia.com"

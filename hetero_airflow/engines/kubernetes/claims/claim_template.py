@@ -21,6 +21,9 @@ from hetero_airflow.model.request import Alternative
 CLASS_KEY, PIN_KEY, PIN_VALUE_KEY = "device_class", "pin", "pin_value"
 """Keys in the `details` of a slice's device: its DeviceClass, and the attribute and value that a claim names it by."""
 
+UNREAD_KEY = "is_unread"
+"""Key in the `details` of a slice's device: true if what its driver says about it is not understood."""
+
 CLAIM_ANNOTATION = "hetero-airflow/claim-template"
 """Holds the template of a lease's pod, from the hand-over until both are sent."""
 

@@ -17,17 +17,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import CLASS_KEY, PIN_KEY, PIN_VALUE_KEY
+from hetero_airflow.engines.kubernetes.claims.claim_template import CLASS_KEY, PIN_KEY, PIN_VALUE_KEY, UNREAD_KEY
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
 from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation, device_id
 from hetero_airflow.engines.kubernetes.slices.drivers import (
     MODEL_NAMES,
     PINS,
-    PROFILE_NAMES,
+    attribute_fault,
     device_class,
     driver_kind,
+    expected_names,
+    health_fault,
+    profile_of,
 )
 from hetero_airflow.engines.kubernetes.slices.resource_slices import Counters, ResourceSlice, SliceDevice
+from hetero_airflow.engines.kubernetes.slices.same_devices import same_device_faults
 from hetero_airflow.engines.kubernetes.watch.advertised import device_word, model_word
 from hetero_airflow.model.device import Device
 
@@ -138,16 +142,21 @@ def pool_devices(
     driver, pool = current[0].driver, current[0].pool
     names = {device.name: device for device in devices}  # a name that is there twice is one device, and a problem
     pins = _pins(list(names.values()))
-    conflicts = _conflicts(current, names, {_name(id_) for id_ in (*use.holders, *use.leased)})
+    used = {_name(id_) for id_ in (*use.holders, *use.leased)}
+    expected = expected_names(device.attributes for device in names.values())
+    unfit = {name: attribute_fault(driver, device.attributes, expected) for name, device in names.items()}
+    containers = {name: device for name, device in names.items() if name in used or unfit[name] is None}
+    conflicts = _conflicts(current, containers, used) | dict(same_device_faults(driver, names, used))
     nodes: defaultdict[str, list[Device]] = defaultdict(list)
     for index, device in enumerate(sorted(names.values(), key=lambda device: device.name)):
         id_ = device_id(driver, pool, device.name)
         if device.node is None or len(id_) > _MAX_ID:
             continue
         pin = pins.get(device.name)
-        fault = problem or next(_faults(driver, device, pin, classes), None) or use.holders.get(id_)
+        read = unfit[device.name] or ("", False)
+        fault = problem or next(_faults(driver, device, pin, classes, read[0]), None) or use.holders.get(id_)
         fault = fault or (None if id_ in use.leased else conflicts.get(device.name))
-        nodes[device.node].append(_device(driver, id_, index, device, pin, fault))
+        nodes[device.node].append(_device(driver, id_, index, device, pin, fault, is_unread=read[1]))
     return {node: tuple(devices_of_node) for node, devices_of_node in nodes.items()}
 
 
@@ -172,12 +181,19 @@ def _pool_problem(current: Sequence[ResourceSlice], devices: Sequence[SliceDevic
     return f"its driver publishes two devices with the name {twice[0]}" if twice else None
 
 
-def _faults(driver: str, device: SliceDevice, pin: str | None, classes: Collection[str] | None) -> Iterator[str]:
-    wanted = device_class(driver, _profile(device))
+def _faults(
+    driver: str, device: SliceDevice, pin: str | None, classes: Collection[str] | None, unfit: str
+) -> Iterator[str]:
+    wanted = device_class(driver, profile_of(device.attributes))
     if device.taints:
         yield f"device taints: {', '.join(device.taints)}"[:500]
     if device.is_shared:
         yield "several claims may share it: it can't be had as a whole"
+    if unfit:
+        yield unfit
+    health = health_fault(device.attributes)
+    if health is not None:
+        yield health
     if classes is not None and wanted not in classes:
         yield f"the cluster has no DeviceClass {wanted}"
     if pin is None:
@@ -224,19 +240,19 @@ def _fits(wanted: Counters, free_counters: Counters) -> bool:
     return all(free_counters.get(counter, 0) >= amount for counter, amount in wanted.items())
 
 
-def _profile(device: SliceDevice) -> str | None:
-    profile = next((device.attributes[name] for name in PROFILE_NAMES if name in device.attributes), None)
-    return str(profile).lower() if profile else None
-
-
-def _device(driver: str, id_: str, index: int, device: SliceDevice, pin: str | None, fault: str | None) -> Device:
+def _device(
+    driver: str, id_: str, index: int, device: SliceDevice, pin: str | None, fault: str | None, *, is_unread: bool
+) -> Device:
     kind = driver_kind(driver)
     assert kind is not None
-    attributes, profile = device.attributes, _profile(device)
+    attributes, profile = device.attributes, profile_of(device.attributes)
     model = next((str(attributes[name]) for name in MODEL_NAMES if name in attributes), kind.kind)
     model = next((name for name, label in GOOGLE.items() if label == model), model)
-    details = {CLASS_KEY: device_class(driver, profile)}
+    if kind.vendor == "aws":
+        model = model.partition(".")[0]  # the chips are called like their machines: trn2.48xlarge
     pinned = {} if pin is None else {PIN_KEY: pin, PIN_VALUE_KEY: attributes[pin]}
+    is_nameless = pin is None and profile is None  # partitions that are made on demand have no name yet
+    unread = {UNREAD_KEY: True} if is_unread or is_nameless else {}
     return Device(
         id=id_,
         vendor=device_word(kind.vendor),
@@ -249,7 +265,7 @@ def _device(driver: str, id_: str, index: int, device: SliceDevice, pin: str | N
         problem=fault,
         driver=_text(attributes.get("driverVersion")),
         capability=_text(attributes.get("cudaComputeCapability")),
-        details={**details, **pinned},
+        details={CLASS_KEY: device_class(driver, profile), **pinned, **unread},
     )
 
 

@@ -6,11 +6,12 @@ of them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
+from hetero_airflow.engines.kubernetes.claims.claim_template import UNREAD_KEY
 from hetero_airflow.engines.kubernetes.resources import RESOURCES
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.watch.advertised import Advertised, Node, device_word, read_advertised
@@ -70,7 +71,16 @@ def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
     if cause is not None:
         added = [device.model_copy(update={"leasable": False, "problem": cause}) for device in added]
     room = MAX_DEVICES - len(worker.devices)
-    return worker.model_copy(update={"devices": (*worker.devices, *added[:room])})
+    problems = (*worker.problems, *dict.fromkeys(_unread_lines(devices, plugged)))[:_MAX_PROBLEMS]
+    return worker.model_copy(update={"devices": (*worker.devices, *added[:room]), "problems": problems})
+
+
+def _unread_lines(devices: Sequence[Device], plugged: Collection[str]) -> Iterator[str]:
+    """A problem line for each driver and cause why its devices are not understood."""
+    for device in devices:
+        if device.details.get(UNREAD_KEY) and device.vendor not in plugged:
+            driver = device.id.partition("/")[0]
+            yield f"{device.vendor}: devices of the DRA driver {driver} are not offered: {device.problem}"[:500]
 
 
 def _problem(node: Any, tolerated: set[str]) -> str | None:

@@ -8,7 +8,7 @@ def a_gpu(number, model="NVIDIA A100-SXM4-80GB", memory="81920Mi", **more):
     attributes = {
         "type": {"string": "gpu"}, "uuid": {"string": f"GPU-{number:08x}"}, "productName": {"string": model},
         "driverVersion": {"version": "580.65.6"}, "cudaDriverVersion": {"version": "13.0.0"}, "index": {"int": number},
-        "resource.kubernetes.io/pciBusID": {"string": f"0000:0{number % 10}:00.0"},
+        "resource.kubernetes.io/pciBusID": {"string": f"{number // 256:04x}:{number % 256:02x}:00.0"},
     }  # fmt: skip
     return {"name": f"gpu-{number}", "attributes": attributes, "capacity": {"memory": {"value": memory}}, **more}
 

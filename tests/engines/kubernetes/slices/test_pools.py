@@ -69,7 +69,7 @@ def test_devices_belong_to_the_one_node_that_reaches_them():
     [
         (a_gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoExecute"}]), "device taints: xid=79:NoExecute"),
         (a_gpu(0, allowMultipleAllocations=True), "several claims may share it"),
-        ({"name": "gpu-0"}, "no attribute that tells it apart"),
+        ({"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}, "no attribute that tells it apart"),
     ],
 )
 def test_a_device_that_can_not_be_had_as_a_whole_is_shown_with_the_reason(device, text):

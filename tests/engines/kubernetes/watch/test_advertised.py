@@ -5,7 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.engines.kubernetes.pods.pod_override import resource_of_slot
@@ -190,6 +190,7 @@ def test_a_partition_is_asked_for_by_its_vendors_resource(partition, vendor, res
         assert resource_of(alternative, {}).name == resource
 
 
+@settings(max_examples=300)
 @given(st.data())
 def test_no_changed_label_or_resource_makes_a_device_leasable(data):
     """A name is renamed, dropped or doubled, or two values change places; the rest of the node still tells enough."""
