@@ -61,7 +61,7 @@ _MIXED_MAKERS = frozenset({"intel", "aws", "google"})
 """Makers with many resources that are no accelerators: only an accelerator's word in the name counts."""
 
 _ACCELERATOR_WORD = re.compile(
-    r"(?<![a-z])[vspq]?(gpu|npu|tpu|xpu|vpu|dcu|mlu|hpu|gcu|ppu|fpga|neuron|gaudi|cuda|ascend|qaic|accelerator)"
+    r"(?<![a-z])[vspqc]?(gpu|npu|tpu|xpu|vpu|dcu|mlu|hpu|gcu|ppu|fpga|neuron|gaudi|cuda|ascend|qaic|accelerator)"
 )
 _OTHER_WORD = re.compile(
     r"(?<![a-z])(rdma|roce|ib|infiniband|sriov|vfs?|v?nics?|hca|mlnx[a-z]*|hostdev|dpdk|kvm|tun|vhost|fuse|csi|ebs|eni|efa"

@@ -74,7 +74,7 @@ another form factor have it: ``h100-pcie``, ``h200-nvl``."""
 _SYNONYMS = {
     "cuda": "nvidia", "rocm": "amd", "hip": "amd", "radeon": "amd", "instinct": "amd", "cann": "ascend",
     "huawei": "ascend", "geforce": "nvidia", "tesla": "nvidia", "core": "cpu", "cores": "cpu", "accelerator": "gpu",
-    "graphics": "gpu", "mig": "mig-1g.10gb",
+    "graphics": "gpu", "mig": "mig-1g.10gb", "gaudi": "hpu", "trainium": "neuron", "inferentia": "neuron",
 }  # fmt: skip
 """Words that people write → a device text of this grammar that they can mean."""
 

@@ -52,6 +52,8 @@ GKE_GPU, GKE_COUNT, GKE_SHARING, GKE_CLIENTS, GKE_PARTITION = (
     )
 )  # fmt: skip
 """Of GKE's nodes with GPUs, which have no feature discovery ("Run GPUs in GKE", "Share GPUs in GKE")."""
+KARPENTER_GPU, KARPENTER_COUNT = (f"karpenter.k8s.aws/instance-gpu-{part}" for part in ("name", "count"))
+"""Of nodes that Karpenter makes in AWS (aws/karpenter-provider-aws, "Scheduling", well-known labels)."""
 INTEL_PRODUCT, INTEL_COUNT = "gpu.intel.com/product", "gpu.intel.com/device.count"
 AMD_MODE = "amd.com/gpu.compute-memory-partition"
 REGISTER = re.compile(r"^[a-z0-9.]+/node-.*register")

@@ -82,7 +82,8 @@ _BESIDE = re.compile(r"gpu\.intel\.com/((i915|xe)_monitoring|millicores|memory\.
 """Resources that are no devices: access for monitoring, figures of Intel's labels, HAMi's priority."""
 
 _MODEL_LABELS = {
-    "nvidia": (labels_of.PRODUCT, labels_of.GKE_GPU), "amd": (labels_of.AMD_PRODUCT,), "ascend": (labels_of.CHIP,),
+    "nvidia": (labels_of.PRODUCT, labels_of.GKE_GPU, labels_of.KARPENTER_GPU),
+    "amd": (labels_of.AMD_PRODUCT,), "ascend": (labels_of.CHIP,),
     "google": (labels_of.ACCELERATOR,), "intel": (labels_of.INTEL_PRODUCT,), "habana": ("habana.ai/hpu.product",),
     "aws": ("node.kubernetes.io/instance-type",),
 }  # fmt: skip
@@ -146,14 +147,15 @@ def read_advertised(node: Node, configured: Mapping[str, str]) -> tuple[list[Adv
     :param configured: device part of a request → resource, from ``[hetero] kubernetes_resources``
     """
     texts = {name: text for text, name in configured.items()}
-    offers = [_read(name, texts.get(name), node) for name in node.resources()]
+    offers = [_read(name, texts, node) for name in node.resources()]
     known = [offer for offer in offers if offer is not None]
     vendors = {offer.vendor for offer in known}
     lines = [line for name in node.resources() if name not in texts and (line := _line(name, vendors, node))]
     return known, [*lines, *(line for offer in known if (line := _model_line(offer)))]
 
 
-def _read(name: str, text: str | None, node: Node) -> Advertised | None:
+def _read(name: str, texts: Mapping[str, str], node: Node) -> Advertised | None:
+    text = texts.get(name)
     row, match = next(((row, match) for row in _ROWS if (match := row.name.fullmatch(name))), (None, None))
     if row is None and text is None:
         return None
@@ -168,6 +170,8 @@ def _read(name: str, text: str | None, node: Node) -> Advertised | None:
     elif name == "nvidia.com/gpu" and labels_of.GKE_PARTITION in node.labels:
         partition, share = _gke_partition(name, node)
         memory = 0
+    elif vendor == "nvidia":
+        share = _nvidia_share(name, partition, texts, node)
     elif row is not None and row.vendor == vendor:
         share = _share(name, row, is_named=text is not None, node=node)
     healthy = int(node.allocatable.get(name, 0))
@@ -208,8 +212,6 @@ def _text_model(text: str | None) -> str:
 def _share(name: str, row: ResourceName, *, is_named: bool, node: Node) -> _Share:
     groups = row.name.fullmatch(name)
     marked = groups is not None and groups.groupdict().get("shared") is not None
-    if row.vendor == "nvidia":
-        return _nvidia_share(name.removesuffix(".shared"), node, name, is_marked=marked)
     if row.vendor == "ascend" and marked and not is_named:
         return _Share(
             f"HAMi's plugin counts shares of NPUs as {name}: {_SHARE_WORDS}; if yours counts whole ones, "
@@ -223,14 +225,17 @@ def _share(name: str, row: ResourceName, *, is_named: bool, node: Node) -> _Shar
     return _Share()
 
 
-def _nvidia_share(prefix: str, node: Node, name: str, *, is_marked: bool) -> _Share:
-    """For whole GPUs and MIG instances, whose labels are called alike: ``nvidia.com/gpu.count``."""
-    labels, units = node.labels, node.units(name)
-    is_whole = prefix == RESOURCES["nvidia/gpu"]
+def _nvidia_share(name: str, partition: str | None, texts: Mapping[str, str], node: Node) -> _Share:
+    """For whole GPUs and MIG instances, whose labels are called alike: ``nvidia.com/gpu.count``.
+
+    The GPUs are counted over all names that the owner gives them.
+    """
+    labels, units, is_marked, is_whole = node.labels, node.units(name), name.endswith(".shared"), partition is None
+    prefix = RESOURCES["nvidia/gpu"] if is_whole else name.removesuffix(".shared")
     product = labels.get(f"{prefix}.product", "").lower()
     if is_whole and (labels_of.INSTANCES in labels or "-mig-" in product):
         return _Share('a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"')
-    keys = [f"{prefix}.count", *([labels_of.GKE_COUNT] if is_whole else [])]
+    keys = [f"{prefix}.count", *((labels_of.GKE_COUNT, labels_of.KARPENTER_COUNT) if is_whole else ())]
     count, unreadable = _read_counts(labels, keys)
     replicas = max(number(labels.get(f"{prefix}.replicas")), number(labels.get(labels_of.GKE_CLIENTS)), 1)
     problem = _strategy_problem(prefix, labels, is_shared=is_marked or replicas > 1 or product.endswith("-shared"))
@@ -240,7 +245,8 @@ def _nvidia_share(prefix: str, node: Node, name: str, *, is_marked: bool) -> _Sh
         return _Share(f"the node offers the same devices as {prefix}.shared: {_SHARE_WORDS}")
     if count is None and f"{prefix}.sharing-strategy" in labels:  # feature discovery writes both
         unreadable = unreadable or f"{prefix}.count"
-    return _above(name, units, count, unreadable)
+    named = {key for key, text in texts.items() if is_whole and vendor_kind(text, key)[0] == "nvidia"}
+    return _above(name, sum(map(node.units, {name, *named, *([prefix] if is_whole else [])})), count, unreadable)
 
 
 def _strategy_problem(prefix: str, labels: Mapping[str, str], *, is_shared: bool) -> str | None:
@@ -255,7 +261,9 @@ def _above(name: str, units: int, count: int | None, unreadable: str | None) -> 
     """A number of units above the count of devices is sharing."""
     if count is not None and units > count:
         return _Share(
-            f"the node offers {units} of {name} for {count}, so several pods share one: {_SHARE_WORDS}", count
+            f"the node offers {units} of {name} for {count}: several pods share one, or feature discovery counts only "
+            f"one of several models, so {_SHARE_WORDS}",
+            count,
         )
     if unreadable is not None:
         return _Share(
@@ -375,6 +383,8 @@ def _model(vendor: str, named: str, labels: Mapping[str, str]) -> str:
         label = family[0] if family else ""
     if not label:
         return device_word(named) if named else ""
+    if label == "nvidia-tesla-a100":
+        return "a100-40gb"  # GKE's name; the one with 80 GB is nvidia-a100-80gb
     return model_word(device_word(label).removesuffix("-shared").split("-mig-")[0], vendor)
 
 
@@ -408,11 +418,12 @@ def _line(name: str, vendors: set[str], node: Node) -> str | None:
     part_of, maker = _part_vendor(name), maker_of(name)
     if part_of in vendors or (part_of is None and maker is None):
         return None
-    what = "which may count parts of devices" if part_of else "which is not recognised"
+    offered = f"{part_of or maker}: the node offers {node.units(name)} of {name}, which"
+    if part_of:
+        return f"{offered} may count parts of devices: only whole devices are leased"[:500]
     return (
-        f"{part_of or maker}: the node offers {node.units(name)} of {name}, {what}, so they are not leased; if each is "
-        f'a whole device, name it in [hetero] kubernetes_resources, as in {{"{part_of or maker}/'
-        f'{accelerator_word(name) or "gpu"}": "{name}"}}'
+        f"{offered} is not recognised, so they are not leased; if each is a whole device, name it in [hetero] "
+        f'kubernetes_resources, as in {{"{maker}/{accelerator_word(name) or "gpu"}": "{name}"}}'
     )[:500]
 
 

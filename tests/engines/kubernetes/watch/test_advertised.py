@@ -62,7 +62,7 @@ def changed(name, labels=(), capacity=(), without=()):
     [
         (NODES["gke-time-sharing"], 1, "shared by time-sharing"),
         (changed("gke-time-sharing", without=[f"{GKE}gpu-sharing-strategy"]), 1, "several pods share it"),
-        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu for 1, so several pods share one"),
+        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu for 1: several pods share one"),
         (NODES["time-slicing-unknown-to-gfd"], 1, "several pods share one"),
         (NODES["gfd-time-slicing"], 2, "shared by time-slicing"),
         (NODES["gfd-renamed"], 2, "shared by time-slicing"),
@@ -79,6 +79,7 @@ def changed(name, labels=(), capacity=(), without=()):
         (changed("gke-mig", {f"{GKE}max-shared-clients-per-gpu": "3"}), 7, "several pods share it"),
         (changed("gke-mig", capacity={"nvidia.com/gpu": "14"}), 7, "offers 14 of nvidia.com/gpu for 7"),
         (changed("gke-mig", {f"{GKE}gpu-partition-size": "small"}), 7, "whose size GKE's label"),
+        (changed("no-labels", {"karpenter.k8s.aws/instance-gpu-count": "1"}), 1, "several pods share one"),
         (changed("amd-single-cpx", {MODES[0]: "xyz"}), 64, "mode is not understood"),
         (changed("amd-single-cpx", without=MODES), 64, "may be partitions"),
     ],
@@ -92,7 +93,7 @@ def test_what_is_shared_or_can_not_be_counted_is_shown_once_and_not_leased(node,
 @pytest.mark.parametrize(
     ("name", "request_text", "other"),
     [
-        ("gke-mig", "mig-1g.5gb:7", "a100"),
+        ("gke-mig", "mig-1g.5gb:7", "a100-40gb"),
         ("amd-single-cpx", {"vendor": "amd", "kind": "gpu", "partition": "cpx-nps4", "count": 64}, "mi300x"),
         ("amd-single-cpx", "amd/cpx-nps4:64", "amd"),
         ("amd-mixed", "amd/cpx-nps1:24", "mi300x:6"),
@@ -166,6 +167,10 @@ def test_a_resource_that_the_owner_names_is_offered_even_where_its_name_is_one_f
     assert (fits(worker, "ascend/910b4:8"), worker.problems) == (True, ())
     with_memory = read(NODES["hami-ascend"], {"ascend/910b4": "huawei.com/Ascend910B4"})
     assert leasable(with_memory) == set()
+    renamed = {"labels": {"nvidia.com/gpu.count": "8"}, "capacity": {"nvidia.com/a100": "8"}}
+    assert len(leasable(read(renamed, {"nvidia/a100": "nvidia.com/a100"}))) == 8
+    renamed["capacity"]["nvidia.com/gpu"] = "8"
+    assert leasable(read(renamed, {"nvidia/a100": "nvidia.com/a100"})) == set()
     bare = read(NODES["gaudi-bare"], {"habana/gaudi2": "habana.ai/gaudi"})
     assert fits(bare, "habana/gaudi2:8")
 
