@@ -65,7 +65,7 @@ _ACCELERATOR_WORD = re.compile(
 )
 _OTHER_WORD = re.compile(
     r"(?<![a-z])(rdma|roce|ib|infiniband|sriov|vfs?|v?nics?|hca|mlnx[a-z]*|hostdev|dpdk|kvm|tun|vhost|fuse|csi|ebs|eni|efa"
-    r"|volumes?|sgx|epc|tpm|usb|qat|dsa|iaa|dlb|compute-domain|monitoring)(?![a-z])"
+    r"|volumes?|sgx|epc|tpm|usb|qat|dsa|iaa|dlb|compute-domain|monitoring|sev|tdx|nitro)(?![a-z])"
 )
 """Words of resources and DRA drivers that are surely no accelerators: networks, volumes, virtual machines, crypto."""
 

@@ -55,7 +55,7 @@ GKE_GPU, GKE_COUNT, GKE_SHARING, GKE_CLIENTS, GKE_PARTITION = (
 KARPENTER_GPU, KARPENTER_COUNT = (f"karpenter.k8s.aws/instance-gpu-{part}" for part in ("name", "count"))
 """Of nodes that Karpenter makes in AWS (aws/karpenter-provider-aws, "Scheduling", well-known labels)."""
 INTEL_PRODUCT, INTEL_COUNT = "gpu.intel.com/product", "gpu.intel.com/device.count"
-AMD_MODE = "amd.com/gpu.compute-memory-partition"
+AMD_MODES = ("amd.com/gpu.compute-memory-partition", "amd.com/compute-memory-partition")
 REGISTER = re.compile(r"^[a-z0-9.]+/node-.*register")
 """Annotations in which HAMi and Volcano keep the devices that they divide: ``hami.io/node-nvidia-register``."""
 CPU_VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
@@ -181,7 +181,7 @@ def _memory(memory: ByteRange | None, label: str, divisor: int) -> Terms:
 def _amd(alternative: Alternative, is_model_specific: bool) -> Terms:
     _refuse_set(alternative, "amd", "share")
     modes = [alternative.partition.replace("-", "_") if alternative.partition else "spx_nps1"]
-    conditions: list[Terms] = [((Requirement(AMD_MODE, "DoesNotExist"),), (is_in(AMD_MODE, modes),))]
+    conditions: list[Terms] = [((Requirement(key, "DoesNotExist"),), (is_in(key, modes),)) for key in AMD_MODES]
     if alternative.model and not is_model_specific:
         names = products.products_of(alternative.model, products.AMD)
         if not names:

@@ -29,9 +29,8 @@ from hetero_airflow.model.device import matches_model, model_tokens
 from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, kind_of
 
 _MIB, _GIB = 2**20, 2**30
-_MAX_CHIPS = 8
-"""AMD's Instinct chips that can be partitioned: a machine has at most 8 (OAM universal baseboard)."""
-
+_MAX_CHIPS, _MAX_PARTS = 8, 8
+"""AMD's Instinct chips that can be partitioned: a machine has at most 8 (OAM universal baseboard), each in 8 parts."""
 
 _MAX_COUNT = 256
 """A label with a greater number counts no devices of one machine; it may be a size in MiB."""
@@ -77,6 +76,12 @@ _PARTS = tuple(
 )
 """Resources that count memory, cores or shares of a vendor's devices (HAMi, Volcano, nos, gpushare, GPU manager,
 Koordinator, Neuron). Neuron's older ``neurondevice`` counts the same chips as ``neuron``."""
+
+_OTHER_NAMES = {
+    "amd.com/gpu": re.compile(r"amd\.com/[sdtqc]px_nps[1248]"),
+    "huawei.com/Ascend910": re.compile(r"huawei\.com/Ascend910[A-Z0-9-]+"),
+}
+"""Resource → names of the same devices in another configuration of the plugin, or in another plugin."""
 
 _BESIDE = re.compile(r"gpu\.intel\.com/((i915|xe)_monitoring|millicores|memory\.max|tiles)|nvidia\.com/priority")
 """Resources that are no devices: access for monitoring, figures of Intel's labels, HAMi's priority."""
@@ -176,10 +181,10 @@ def _read(name: str, texts: Mapping[str, str], node: Node) -> Advertised | None:
         share = _share(name, row, is_named=text is not None, node=node)
     healthy = int(node.allocatable.get(name, 0))
     count = share.devices or node.units(name)
-    problem = share.problem or _parts_problem(vendor, node)
+    problem = share.problem or _twice_problem(name, node) or _parts_problem(vendor, node)
     nameless = "gaudi" if vendor == "habana" else kind if text is None else vendor
     return Advertised(name, vendor, kind, device_word(model or nameless), count, min(healthy, count), problem,
-                      partition and device_word(partition), memory, bool(model or text))  # fmt: skip
+                      partition and device_word(partition), memory, bool(model) or text is not None)  # fmt: skip
 
 
 def vendor_kind(text: str, resource: str) -> tuple[str, str]:
@@ -233,10 +238,11 @@ def _nvidia_share(name: str, partition: str | None, texts: Mapping[str, str], no
     labels, units, is_marked, is_whole = node.labels, node.units(name), name.endswith(".shared"), partition is None
     prefix = RESOURCES["nvidia/gpu"] if is_whole else name.removesuffix(".shared")
     product = labels.get(f"{prefix}.product", "").lower()
-    if is_whole and (labels_of.INSTANCES in labels or "-mig-" in product):
-        return _Share('a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"')
     keys = [f"{prefix}.count", *((labels_of.GKE_COUNT, labels_of.KARPENTER_COUNT) if is_whole else ())]
     count, unreadable = _read_counts(labels, keys)
+    if is_whole and (labels_of.INSTANCES in labels or "-mig-" in product):
+        problem = 'a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"'
+        return _Share(problem, min(count or units, units))
     replicas = max(number(labels.get(f"{prefix}.replicas")), number(labels.get(labels_of.GKE_CLIENTS)), 1)
     problem = _strategy_problem(prefix, labels, is_shared=is_marked or replicas > 1 or product.endswith("-shared"))
     if problem is not None:
@@ -245,8 +251,8 @@ def _nvidia_share(name: str, partition: str | None, texts: Mapping[str, str], no
         return _Share(f"the node offers the same devices as {prefix}.shared: {_SHARE_WORDS}")
     if count is None and f"{prefix}.sharing-strategy" in labels:  # feature discovery writes both
         unreadable = unreadable or f"{prefix}.count"
-    named = {key for key, text in texts.items() if is_whole and vendor_kind(text, key)[0] == "nvidia"}
-    return _above(name, sum(map(node.units, {name, *named, *([prefix] if is_whole else [])})), count, unreadable)
+    named = {key for key, text in texts.items() if vendor_kind(text, key)[0] == "nvidia" and text[:4] != "mig-"}
+    return _above(name, sum(map(node.units, {name, prefix, *named} if is_whole else {name})), count, unreadable)
 
 
 def _strategy_problem(prefix: str, labels: Mapping[str, str], *, is_shared: bool) -> str | None:
@@ -261,8 +267,7 @@ def _above(name: str, units: int, count: int | None, unreadable: str | None) -> 
     """A number of units above the count of devices is sharing."""
     if count is not None and units > count:
         return _Share(
-            f"the node offers {units} of {name} for {count}: several pods share one, or feature discovery counts only "
-            f"one of several models, so {_SHARE_WORDS}",
+            f"the node offers {units} of {name}, and its labels count {count}: several pods share one, so {_SHARE_WORDS}",
             count,
         )
     if unreadable is not None:
@@ -300,6 +305,13 @@ def _parts_problem(vendor: str, node: Node) -> str | None:
     return None
 
 
+def _twice_problem(name: str, node: Node) -> str | None:
+    """That the node offers the same devices under another name too."""
+    pattern = _OTHER_NAMES.get(name)
+    others = [other for other in node.resources() if pattern is not None and pattern.fullmatch(other)]
+    return f"the node offers the same devices as {others[0]}: it can't be had under both names" if others else None
+
+
 def _part_vendor(name: str) -> str | None:
     return next((vendor for pattern, vendor in _PARTS if pattern.fullmatch(name)), None)
 
@@ -333,21 +345,27 @@ def _amd(name: str, mode: str | None, model: str, memory: int, node: Node) -> tu
     if modes and match is None:
         words = ", ".join(sorted(modes))[:80]
         return None, 0, _Share(f"the GPU's partition mode is not understood ({words}): update hetero-airflow")
-    if match is not None and match[1] != "spx":
-        partition = "-".join(part for part in match.groups() if part)
-        parts = 0 if chip is None else AMD_MODES.get(match[1], chip[0])
-        return partition, chip[1] * _GIB // parts if chip else 0, _Share()
-    units = node.units(name)
-    if not modes and chip is not None and (units > _MAX_CHIPS or 0 < memory < chip[1] * _GIB * 3 // 4):
+    is_whole = match is None or match[1] == "spx"
+    parts = 1 if match is None else AMD_MODES.get(match[1], chip[0] if chip else _MAX_PARTS)
+    if _may_be_parts(node.units(name) / parts, memory if is_whole else 0, chip, is_model_known=bool(model)):
         return (
             None,
             0,
             _Share(
-                "the GPUs may be partitions: no label of the node tells their mode; let AMD's node labeller write "
-                "compute-memory-partition"
+                f"the {node.units(name)} of {name} may be partitions or shares: no label of the node tells a mode that "
+                "fits their number and memory; let AMD's node labeller write compute-memory-partition"
             ),
         )
-    return None, memory, _above(name, units, *_amd_counts(node.labels)) if not mode else _Share()
+    if match is not None and not is_whole:
+        return "-".join(part for part in match.groups() if part), chip[1] * _GIB // parts if chip else 0, _Share()
+    return None, memory, _Share() if mode else _above(name, node.units(name), *_amd_counts(node.labels))
+
+
+def _may_be_parts(chips: float, memory: int, chip: tuple[int, int] | None, *, is_model_known: bool) -> bool:
+    """Whether there are more GPUs than a machine holds, or each has less memory than its chip."""
+    if chip is None:
+        return not is_model_known and chips > 2 * _MAX_CHIPS  # the MI250 has two GPUs each
+    return chips > _MAX_CHIPS or 0 < memory < chip[1] * _GIB * 3 // 4
 
 
 def _amd_modes(labels: Mapping[str, str]) -> set[str]:
@@ -420,10 +438,12 @@ def _line(name: str, vendors: set[str], node: Node) -> str | None:
         return None
     offered = f"{part_of or maker}: the node offers {node.units(name)} of {name}, which"
     if part_of:
-        return f"{offered} may count parts of devices: only whole devices are leased"[:500]
+        return f"{offered} may count parts of devices, or the same ones again: only whole devices are leased"[:500]
+    word = accelerator_word(name) or "accelerator"
+    example = word if word in KINDS else VENDORS.get(maker or "", word)
     return (
         f"{offered} is not recognised, so they are not leased; if each is a whole device, name it in [hetero] "
-        f'kubernetes_resources, as in {{"{maker}/{accelerator_word(name) or "gpu"}": "{name}"}}'
+        f'kubernetes_resources, as in {{"{maker}/{example}": "{name}"}}'
     )[:500]
 
 

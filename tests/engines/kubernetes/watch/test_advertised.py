@@ -62,7 +62,7 @@ def changed(name, labels=(), capacity=(), without=()):
     [
         (NODES["gke-time-sharing"], 1, "shared by time-sharing"),
         (changed("gke-time-sharing", without=[f"{GKE}gpu-sharing-strategy"]), 1, "several pods share it"),
-        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu for 1: several pods share one"),
+        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu, and its labels count 1: several pods share one"),
         (NODES["time-slicing-unknown-to-gfd"], 1, "several pods share one"),
         (NODES["gfd-time-slicing"], 2, "shared by time-slicing"),
         (NODES["gfd-renamed"], 2, "shared by time-slicing"),
@@ -77,11 +77,15 @@ def changed(name, labels=(), capacity=(), without=()):
         (changed("no-labels", capacity={"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "4"}), 6, "whole"),
         (changed("old-gfd") | {"annotations": {"hami.io/node-nvidia-register": "GPU-1,10,…"}}, 8, "HAMi or Volcano"),
         (changed("gke-mig", {f"{GKE}max-shared-clients-per-gpu": "3"}), 7, "several pods share it"),
-        (changed("gke-mig", capacity={"nvidia.com/gpu": "14"}), 7, "offers 14 of nvidia.com/gpu for 7"),
+        (changed("gke-mig", capacity={"nvidia.com/gpu": "14"}), 7, "offers 14 of nvidia.com/gpu, and its labels count 7"),
         (changed("gke-mig", {f"{GKE}gpu-partition-size": "small"}), 7, "whose size GKE's label"),
         (changed("no-labels", {"karpenter.k8s.aws/instance-gpu-count": "1"}), 1, "several pods share one"),
         (changed("amd-single-cpx", {MODES[0]: "xyz"}), 64, "mode is not understood"),
         (changed("amd-single-cpx", without=MODES), 64, "may be partitions"),
+        (changed("amd-single-cpx", dict.fromkeys(MODES, "spx_nps1")), 64, "may be partitions"),
+        (changed("amd-single-cpx", capacity={"amd.com/gpu": "65"}), 65, "may be partitions"),
+        ({"labels": {}, "capacity": {"amd.com/gpu": "64"}}, 64, "may be partitions"),
+        (changed("mig-single", capacity={"nvidia.com/gpu": "28"}), 7, 'set its MIG strategy to "mixed"'),
     ],
 )  # fmt: skip
 def test_what_is_shared_or_can_not_be_counted_is_shown_once_and_not_leased(node, number, words):
@@ -152,6 +156,11 @@ def test_a_resource_that_is_not_understood_is_a_problem_line_and_another_is_none
     problems = read(NODES[name]).problems
     assert len(problems) == len(lines)
     assert all(problem.startswith(line) for problem, line in zip(problems, lines, strict=True))
+
+
+def test_devices_that_a_node_offers_under_two_names_are_leased_under_the_more_exact_one():
+    capacity = {"amd.com/gpu": "8", "amd.com/spx_nps1": "8", "huawei.com/Ascend910": "8", "huawei.com/Ascend910B4": "8"}
+    assert leasable(read({"labels": {}, "capacity": capacity})) == {f"amd.com/spx_nps1/{n}" for n in range(8)}
 
 
 def test_cores_of_neuron_chips_alone_are_a_problem_line_and_used_ones_take_their_chips():
