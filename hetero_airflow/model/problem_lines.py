@@ -10,14 +10,17 @@ from hetero_airflow.model.devices.names import VENDORS
 EXCLUDE_PREFIX = "exclude_devices"
 """A line about the setting of that name. It concerns no device that could be missing."""
 
+_OF_NODE = " the node "
+"""How the text of a line about what a Kubernetes node offers begins."""
+
 _KINDS: dict[str, frozenset[str]] = {
     **{vendor: frozenset({kind}) for vendor, kind in VENDORS.items()},
     "cpu": frozenset({"cpu"}),
     "fpga": frozenset({"fpga"}),
     "intel": frozenset({"gpu", "fpga"}),
     "xilinx": frozenset({"fpga"}),
-    **dict.fromkeys(("hygon", "mthreads", "metax", "iluvatar"), frozenset({"gpu"})),
-    **dict.fromkeys(("habana", "aws", "enflame", "kunlunxin", "graphcore", "groq"), frozenset({"npu"})),
+    **dict.fromkeys(("hygon", "mthreads", "metax", "iluvatar", "biren"), frozenset({"gpu"})),
+    **dict.fromkeys(("enflame", "kunlunxin", "graphcore", "groq", "hailo"), frozenset({"npu"})),
     **dict.fromkeys(("furiosa", "rebellions", "tenstorrent", "cambricon", "qualcomm"), frozenset({"npu"})),
     **dict.fromkeys(("sambanova", "d-matrix"), frozenset({"npu"})),
 }
@@ -27,19 +30,20 @@ _KINDS: dict[str, frozenset[str]] = {
 def concerns(line: str, vendor: str | None, kind: str | None) -> bool:
     """Whether devices of a vendor or kind may be missing because of a problem line; None stands for any.
 
-    A line whose prefix is no known vendor, such as that of another package's probe, concerns all devices.
+    A line whose prefix is no known vendor, such as that of another package's probe, concerns all devices. One about a
+    Kubernetes node always begins with a vendor.
 
     >>> concerns("amd: no answer within 10 s.", "nvidia", "gpu"), concerns("amd: no answer within 10 s.", None, "gpu")
     (False, True)
     >>> concerns("fpga: no answer within 10 s.", "xilinx", "fpga"), concerns("acme: raised OSError", "nvidia", "gpu")
     (True, True)
     """
-    prefix = line.partition(":")[0]
+    prefix, _, text = line.partition(":")
     if prefix == EXCLUDE_PREFIX:
         return False
     kinds = _KINDS.get(prefix)
     if kinds is None:
-        return True
+        return vendor in (None, prefix) or not text.startswith(_OF_NODE)
     if vendor is None or prefix in ("cpu", "fpga"):
         return kind is None or kind in kinds
     return vendor == prefix

@@ -53,9 +53,11 @@ _MAKERS = {
     "metax-tech.com": "metax", "iluvatar.ai": "iluvatar", "iluvatar.com": "iluvatar", "enflame.com": "enflame",
     "mthreads.com": "mthreads", "kunlunxin.com": "kunlunxin", "birentech.com": "biren", "graphcore.ai": "graphcore",
     "tenstorrent.com": "tenstorrent", "hailo.ai": "hailo", "intel.com": "intel", "amazon.com": "aws", "aws.com": "aws",
-    "amazonaws.com": "aws", "google.com": "google",
+    "amazonaws.com": "aws", "google.com": "google", "moorethreads.com": "mthreads", "qualcomm.com": "qualcomm",
+    "groq.com": "groq", "sambanova.ai": "sambanova", "d-matrix.ai": "d-matrix", "project-hami.io": "nvidia",
 }  # fmt: skip
-"""Domain → vendor (charts/hami/values.yaml of Project-HAMi/HAMi, and the makers' device plugins)."""
+"""Domain → vendor, by the words of `hetero_airflow.discovery.unprobed` (charts/hami/values.yaml of Project-HAMi/HAMi,
+and the makers' device plugins). HAMi's DRA driver, ``hami-core-gpu.project-hami.io``, divides NVIDIA's GPUs."""
 
 _MIXED_MAKERS = frozenset({"intel", "aws", "google"})
 """Makers with many resources that are no accelerators: only an accelerator's word in the name counts."""

@@ -24,8 +24,8 @@ PCI_NAMES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID", "pciAdd
 PINS = ("uuid", "serial", *PCI_NAMES, "deviceID", "deviceId", "index", "minor", "cardIndex")
 """Attributes that may tell the devices of a node apart, the best first."""
 
-PARENT_NAMES = ("parentUUID", "parentPciAddr")
-"""Attributes with the UUID or the PCI address of the device that a device is a part of."""
+PARENT_NAMES = ("parentUUID", "parentPciAddr", "parentDeviceID")
+"""Attributes with the UUID, the PCI address or the number of the device that a device is a part of."""
 
 VERSION_NAMES = ("driverVersion", "cudaDriverVersion", "cudaComputeCapability")
 PROFILE_NAMES = ("profile", "partitionProfile")
@@ -45,9 +45,6 @@ READ_NAMES = frozenset(
     }
 )
 """The attributes that are read. A driver may publish any number of others."""
-
-_VENDORS = {"huawei": "ascend"}
-"""Domain of a driver → vendor, where they differ."""
 
 _WHOLE, _PART = "whole", "part"
 _TYPES: Mapping[str, Mapping[object, str]] = {
@@ -94,10 +91,9 @@ def driver_kind(driver: str) -> DriverKind | None:
     if row is not None:
         return DriverKind(row[0], row[1].kinds[0], driver)
     first, _, domain = driver.partition(".")
-    name = domain.split(".")[0]
-    if first in KINDS and first != "cpu" and domain:
-        return DriverKind(_VENDORS.get(name, name), first, driver)
     maker = maker_of(driver) if "." in domain else None  # a domain alone is no driver's name
+    if first in KINDS and first != "cpu" and domain:
+        return DriverKind(maker or domain.split(".")[0], first, driver)
     return None if maker is None else DriverKind(maker, accelerator_word(driver) or "accelerator", driver)
 
 
@@ -150,7 +146,7 @@ def _missing(driver: str, attributes: Mapping[str, Any], expected: Iterable[str]
 def type_fault(driver: str, attributes: Mapping[str, Any]) -> tuple[str, bool] | None:
     """`attribute_fault` from the attributes that are there."""
     kind, profile = attributes.get("type"), profile_of(attributes)
-    if kind in ("vfio", "vf") or "vfio" in str(attributes.get("driver", "")):
+    if is_for_machines(attributes):
         return "it is for virtual machines only: its driver is vfio-pci, or it is a virtual function", False
     if is_whole_node(attributes):
         return "it stands for all devices of the node", False
@@ -167,6 +163,11 @@ def type_fault(driver: str, attributes: Mapping[str, Any]) -> tuple[str, bool] |
     if not is_known_driver(driver) and not any(attributes.get(name) for name in MODEL_NAMES):
         return "its driver publishes no attribute that names its model", True
     return None
+
+
+def is_for_machines(attributes: Mapping[str, Any]) -> bool:
+    """Whether a device can be given to a virtual machine only."""
+    return attributes.get("type") in ("vfio", "vf") or "vfio" in str(attributes.get("driver", ""))
 
 
 def is_whole_node(attributes: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from hetero_airflow.engines.kubernetes.slices.drivers import (
     profile_of,
 )
 from hetero_airflow.engines.kubernetes.slices.resource_slices import Counters, ResourceSlice, SliceDevice
-from hetero_airflow.engines.kubernetes.slices.same_devices import same_device_faults
+from hetero_airflow.engines.kubernetes.slices.same_devices import hidden_twins, same_device_faults
 from hetero_airflow.engines.kubernetes.watch.advertised import device_word, model_word
 from hetero_airflow.model.device import Device
 
@@ -147,10 +147,11 @@ def pool_devices(
     unfit = {name: attribute_fault(driver, device.attributes, expected) for name, device in names.items()}
     containers = {name: device for name, device in names.items() if name in used or unfit[name] is None}
     conflicts = _conflicts(current, containers, used) | dict(same_device_faults(driver, names, used))
+    hidden = hidden_twins(driver, names, used)
     nodes: defaultdict[str, list[Device]] = defaultdict(list)
     for index, device in enumerate(sorted(names.values(), key=lambda device: device.name)):
         id_ = device_id(driver, pool, device.name)
-        if device.node is None or len(id_) > _MAX_ID:
+        if device.node is None or len(id_) > _MAX_ID or device.name in hidden:
             continue
         pin = pins.get(device.name)
         read = unfit[device.name] or ("", False)

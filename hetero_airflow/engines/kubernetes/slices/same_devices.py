@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from hetero_airflow.engines.kubernetes.slices.drivers import (
     PARENT_NAMES,
     PCI_NAMES,
+    is_for_machines,
     is_whole_node,
     profile_of,
     type_fault,
@@ -48,6 +49,17 @@ def same_device_faults(
             yield from ((name, f"{device.name}, which is in use, stands for all devices") for name in devices)
 
 
+def hidden_twins(driver: str, devices: Mapping[str, SliceDevice], used: Collection[str]) -> set[str]:
+    """Names of the devices for virtual machines that are the same as one for containers, and that nothing uses."""
+    for_containers = [device for device in devices.values() if type_fault(driver, device.attributes) is None]
+    shown = {address for device in for_containers for address in _addresses(device)}
+    return {
+        name
+        for name, device in devices.items()
+        if name not in used and is_for_machines(device.attributes) and _addresses(device) & shown
+    }
+
+
 def _twin_faults(driver: str, device: SliceDevice, twins: list[SliceDevice], used: Collection[str]) -> Iterator[str]:
     for twin in twins:
         fault = type_fault(driver, twin.attributes)
@@ -62,15 +74,22 @@ def _parent(device: SliceDevice, devices: Mapping[str, SliceDevice]) -> str | No
     marks = _marks(device)
     is_part = bool(marks) or profile_of(device.attributes) is not None or device.attributes.get("type") == "mig"
     for name, other in devices.items() if is_part else ():
-        known = _addresses(other) | {str(other.attributes.get("uuid"))}
-        if other is not device and (marks & known or device.name.startswith(f"{name}-mig-")):
+        known = _addresses(other) | {str(other.attributes.get(key)) for key in ("uuid", "deviceID")}
+        is_whole = profile_of(other.attributes) is None
+        if other is not device and is_whole and (marks & known or device.name.startswith(f"{name}-mig-")):
             return name
     return None
 
 
 def _marks(device: SliceDevice) -> set[str]:
-    return {str(device.attributes[name]) for name in PARENT_NAMES if name in device.attributes}
+    return {_address(text) or text for name in PARENT_NAMES if (text := str(device.attributes.get(name, "")))}
 
 
 def _addresses(device: SliceDevice) -> set[str]:
-    return {text for name in PCI_NAMES if _PCI.fullmatch(text := str(device.attributes.get(name, "")).lower())}
+    return {text for name in PCI_NAMES if (text := _address(str(device.attributes.get(name, ""))))}
+
+
+def _address(text: str) -> str:
+    """The PCI address with its domain as four digits, as most tools write it; empty if it is none."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if _PCI.fullmatch(text.lower()) else ""

@@ -241,8 +241,8 @@ def _nvidia_share(name: str, partition: str | None, texts: Mapping[str, str], no
     keys = [f"{prefix}.count", *((labels_of.GKE_COUNT, labels_of.KARPENTER_COUNT) if is_whole else ())]
     count, unreadable = _read_counts(labels, keys)
     if is_whole and (labels_of.INSTANCES in labels or "-mig-" in product):
-        problem = 'a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"'
-        return _Share(problem, min(count or units, units))
+        words = 'a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"'
+        return _Share(words, min(count or units, units))
     replicas = max(number(labels.get(f"{prefix}.replicas")), number(labels.get(labels_of.GKE_CLIENTS)), 1)
     problem = _strategy_problem(prefix, labels, is_shared=is_marked or replicas > 1 or product.endswith("-shared"))
     if problem is not None:
@@ -267,7 +267,7 @@ def _above(name: str, units: int, count: int | None, unreadable: str | None) -> 
     """A number of units above the count of devices is sharing."""
     if count is not None and units > count:
         return _Share(
-            f"the node offers {units} of {name}, and its labels count {count}: several pods share one, so {_SHARE_WORDS}",
+            f"the node offers {units} of {name}, its labels count {count}: several pods share one, so {_SHARE_WORDS}",
             count,
         )
     if unreadable is not None:
@@ -410,9 +410,10 @@ def _model_line(offer: Advertised) -> str | None:
     """That no label names the model, where that decides which requests match."""
     if offer.is_model_known or offer.problem or offer.partition:
         return None
+    label = _MODEL_LABELS[offer.vendor][0]
     return (
-        f"{offer.vendor}: no label of the node names the model of its {offer.count} of {offer.resource}, so requests "
-        f"that name a model don't match them; let feature discovery write the label {_MODEL_LABELS[offer.vendor][0]}"
+        f"{offer.vendor}: the node has no label that names the model of its {offer.count} of {offer.resource}, so "
+        f"requests that name a model don't match them; let feature discovery write the label {label}"
     )[:500]
 
 

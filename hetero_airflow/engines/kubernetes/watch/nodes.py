@@ -6,13 +6,14 @@ of them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
 from hetero_airflow.engines.kubernetes.claims.claim_template import UNREAD_KEY
-from hetero_airflow.engines.kubernetes.resources import RESOURCES
+from hetero_airflow.engines.kubernetes.resources import DRA_DRIVERS, RESOURCES
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.watch.advertised import Advertised, Node, device_word, read_advertised
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
@@ -27,6 +28,10 @@ _MAX_CORES = 4096
 _MAX_VERSION = 64
 _MAX_PROBLEMS = 32
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+_MAYBE_SAME = (
+    "a device plugin of its vendor offers a resource that is not understood, which may be the same device: use either "
+    "the plugin or DRA on the node"
+)
 _HARMLESS_TAINTS = frozenset({"nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"})
 
 
@@ -62,17 +67,38 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
 
 
 def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
-    """The worker with the devices of its node's slices, except those of a vendor whose device plugin offers devices."""
+    """The worker with the devices of its node's slices, except those of a vendor whose device plugin offers devices.
+
+    Devices of a vendor whose device plugin offers something that is not understood may be the same: none is leased.
+    """
     plugged = {device.vendor for device in worker.devices if device.kind != "cpu"}
     added = [device for device in devices if device.vendor not in plugged]
     if not added:
         return worker
     cause = worker.cpu.problem if worker.cpu is not None else next(iter(worker.problems), None)
-    if cause is not None:
-        added = [device.model_copy(update={"leasable": False, "problem": cause}) for device in added]
+    faults = {device.id: cause for device in added if cause} or dict(_same_devices(added, worker.problems))
+    added = [
+        device.model_copy(update={"leasable": False, "problem": faults[device.id]}) if device.id in faults else device
+        for device in added
+    ]
     room = MAX_DEVICES - len(worker.devices)
     problems = (*worker.problems, *dict.fromkeys(_unread_lines(devices, plugged)))[:_MAX_PROBLEMS]
     return worker.model_copy(update={"devices": (*worker.devices, *added[:room]), "problems": problems})
+
+
+def _same_devices(devices: Sequence[Device], problems: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(Id, why it is not offered) of the devices of slices that may be the same as what something else offers."""
+    unclear = {line.partition(":")[0] for line in problems}
+    sources: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for device in devices:
+        sources[device.vendor, device.kind].add(device.id.partition("/")[0])
+    main = {row.domain for row in DRA_DRIVERS.values()}
+    for device in devices:
+        others = sources[device.vendor, device.kind] - {device.id.partition("/")[0]}
+        if device.vendor in unclear:
+            yield device.id, _MAYBE_SAME
+        elif others and device.id.partition("/")[0] not in main:
+            yield device.id, f"the DRA driver {min(others)} offers devices of the same kind, which may be the same ones"
 
 
 def _unread_lines(devices: Sequence[Device], plugged: Collection[str]) -> Iterator[str]:
@@ -80,7 +106,7 @@ def _unread_lines(devices: Sequence[Device], plugged: Collection[str]) -> Iterat
     for device in devices:
         if device.details.get(UNREAD_KEY) and device.vendor not in plugged:
             driver = device.id.partition("/")[0]
-            yield f"{device.vendor}: devices of the DRA driver {driver} are not offered: {device.problem}"[:500]
+            yield f"{device.vendor}: the node has devices of {driver} that are not offered: {device.problem}"[:500]
 
 
 def _problem(node: Any, tolerated: set[str]) -> str | None:

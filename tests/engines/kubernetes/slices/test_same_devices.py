@@ -52,6 +52,13 @@ def test_each_physical_device_is_offered_once_in_the_way_that_it_can_be_had(name
 
 
 @pytest.mark.parametrize(
+    ("held", "names"), [((), ["gpu-0", "gpu-1"]), (("gpu-vfio-0",), ["gpu-0", "gpu-1", "gpu-vfio-0"])]
+)
+def test_the_twin_for_virtual_machines_is_shown_only_while_something_uses_it(held, names):
+    assert [device.id.rpartition("/")[2] for device in devices_of(SLICES["nvidia-vfio-twins"], held=held)] == names
+
+
+@pytest.mark.parametrize(
     ("name", "held", "offered"),
     [
         ("nvidia-vfio-twins", {"gpu-vfio-0"}, {"gpu-1"}),
@@ -87,9 +94,9 @@ def test_devices_of_slices_are_found_by_their_names(name, request_text, other):
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("gaudi-nameless", ["habana: devices of the DRA driver gaudi.intel.com are not offered: its"]),
-        ("neuron-nameless", ["aws: devices of the DRA driver neuron.aws.com are not offered"]),
-        ("hygon", ["hygon: devices of the DRA driver dcu.hygon.com are not offered: its"]),
+        ("gaudi-nameless", ["habana: the node has devices of gaudi.intel.com that are not offered: its"]),
+        ("neuron-nameless", ["aws: the node has devices of neuron.aws.com that are not offered"]),
+        ("hygon", ["hygon: the node has devices of dcu.hygon.com that are not offered: its"]),
         ("intel-unhealthy", []), ("nvidia-vfio-twins", []), ("nvidia-static-mig", []), ("gb10", []),
     ],
 )  # fmt: skip
@@ -104,11 +111,26 @@ def test_a_driver_of_other_hardware_has_no_devices(driver):
     assert read_slice(a_slice("n1", SLICES["network"]["devices"], driver=driver)) is None
 
 
+def test_a_parent_may_be_named_by_its_number_alone_and_a_pci_address_may_have_a_long_domain():
+    pool = copy.deepcopy(SLICES["amd-parts-beside-whole"])
+    for device in pool["devices"]:
+        if "parentPciAddr" in device["attributes"]:
+            device["attributes"]["parentDeviceID"] = {"string": "99"}
+            del device["attributes"]["parentPciAddr"]
+        else:
+            device["attributes"]["deviceID"] = {"string": "99"}
+    assert leasable(pool) == leasable(SLICES["amd-parts-beside-whole"])
+    twins = copy.deepcopy(SLICES["nvidia-vfio-twin"])
+    address = twins["devices"][0]["attributes"]["resource.kubernetes.io/pciBusID"]
+    address["string"] = f"0000{address['string']}"
+    assert len(devices_of(twins)) == 1
+
+
 def test_a_type_that_no_container_can_be_sure_of_is_not_offered():
     pool = copy.deepcopy(SLICES["nvidia-vfio-twin"])
     pool["devices"][1]["attributes"]["type"] = pool["devices"][0]["attributes"].pop("type")
     assert leasable(pool) == set()
-    assert "nvidia: devices of the DRA driver gpu.nvidia.com" in worker_of(pool).problems[0]
+    assert "nvidia: the node has devices of gpu.nvidia.com" in worker_of(pool).problems[0]
 
 
 @settings(max_examples=300)

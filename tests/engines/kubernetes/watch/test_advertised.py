@@ -62,7 +62,7 @@ def changed(name, labels=(), capacity=(), without=()):
     [
         (NODES["gke-time-sharing"], 1, "shared by time-sharing"),
         (changed("gke-time-sharing", without=[f"{GKE}gpu-sharing-strategy"]), 1, "several pods share it"),
-        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu, and its labels count 1: several pods share one"),
+        (NODES["hami-split"], 1, "offers 10 of nvidia.com/gpu, its labels count 1: several pods share one"),
         (NODES["time-slicing-unknown-to-gfd"], 1, "several pods share one"),
         (NODES["gfd-time-slicing"], 2, "shared by time-slicing"),
         (NODES["gfd-renamed"], 2, "shared by time-slicing"),
@@ -77,7 +77,7 @@ def changed(name, labels=(), capacity=(), without=()):
         (changed("no-labels", capacity={"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "4"}), 6, "whole"),
         (changed("old-gfd") | {"annotations": {"hami.io/node-nvidia-register": "GPU-1,10,…"}}, 8, "HAMi or Volcano"),
         (changed("gke-mig", {f"{GKE}max-shared-clients-per-gpu": "3"}), 7, "several pods share it"),
-        (changed("gke-mig", capacity={"nvidia.com/gpu": "14"}), 7, "offers 14 of nvidia.com/gpu, and its labels count 7"),
+        (changed("gke-mig", capacity={"nvidia.com/gpu": "14"}), 7, "nvidia.com/gpu, its labels count 7"),
         (changed("gke-mig", {f"{GKE}gpu-partition-size": "small"}), 7, "whose size GKE's label"),
         (changed("no-labels", {"karpenter.k8s.aws/instance-gpu-count": "1"}), 1, "several pods share one"),
         (changed("amd-single-cpx", {MODES[0]: "xyz"}), 64, "mode is not understood"),
@@ -149,7 +149,7 @@ def test_whole_amd_gpus_have_the_size_of_their_label_and_spx_is_whole():
         ("no-accelerators", []),
         ("intel-shared", []),
         ("hami-ascend", []),
-        ("no-labels", ["nvidia: no label of the node names the model of its 1000 of nvidia.com/gpu"]),
+        ("no-labels", ["nvidia: the node has no label that names the model of its 1000 of nvidia.com/gpu"]),
     ],
 )
 def test_a_resource_that_is_not_understood_is_a_problem_line_and_another_is_none(name, lines):
@@ -184,9 +184,13 @@ def test_a_resource_that_the_owner_names_is_offered_even_where_its_name_is_one_f
     assert fits(bare, "habana/gaudi2:8")
 
 
-def test_only_what_keeps_pods_off_the_node_keeps_the_devices_of_slices_off():
+def test_only_what_keeps_pods_off_the_node_or_may_be_the_same_device_keeps_the_devices_of_slices_off():
     slices = [a_device("gpu.intel.com/p/g0", vendor="intel", model="max-1550")]
     assert with_slice_devices(read(NODES["hygon"]), slices).devices[-1].leasable
+    same = with_slice_devices(read(NODES["unknown"]), [a_device("gpu.nvidia.com/p/g0", vendor="nvidia")])
+    assert "may be the same device" in same.devices[-1].problem
+    two = [a_device(f"{driver}/p/g0", vendor="nvidia") for driver in ("gpu.nvidia.com", "vgpu.nvidia.com")]
+    assert leasable(with_slice_devices(read(NODES["hygon"]), two)) == {"gpu.nvidia.com/p/g0"}
     cordoned = with_slice_devices(read(NODES["hygon"], unschedulable=True), slices)
     assert cordoned.devices[-1].problem == cordoned.problems[0] == "the node is cordoned"
 
