@@ -40,7 +40,7 @@ class ResourceName(NamedTuple):
     """How a resource is called, and what its devices are."""
 
     name: re.Pattern[str]
-    """With the groups ``model``, ``partition`` and ``shared`` where the name tells them."""
+    """With the groups ``model`` and ``partition`` where the name tells them, and ``shared`` if it counts shares."""
     vendor: str
     kind: str
 
@@ -48,8 +48,8 @@ class ResourceName(NamedTuple):
 _ROWS = tuple(
     ResourceName(re.compile(name), vendor, kind)
     for name, vendor, kind in (
-        (r"nvidia\.com/gpu(?P<shared>\.shared)?", "nvidia", "gpu"),
-        (r"nvidia\.com/mig-(?P<partition>(\dc\.)?\dg\.\d+gb(\.(me|gfx|all))*)(?P<shared>\.shared)?", "nvidia", "gpu"),
+        (r"nvidia\.com/gpu(\.shared)?", "nvidia", "gpu"),
+        (r"nvidia\.com/mig-(?P<partition>(\dc\.)?\dg\.\d+gb(\.(me|gfx|all))*)(\.shared)?", "nvidia", "gpu"),
         (r"amd\.com/gpu", "amd", "gpu"),
         (r"amd\.com/(?P<partition>[sdtqc]px_nps[1248])", "amd", "gpu"),
         (r"gpu\.intel\.com/(i915|xe)", "intel", "gpu"),
@@ -178,7 +178,7 @@ def _read(name: str, texts: Mapping[str, str], node: Node) -> Advertised | None:
     elif vendor == "nvidia":
         share = _nvidia_share(name, partition, texts, node)
     elif row is not None and row.vendor == vendor:
-        share = _share(name, row, is_named=text is not None, node=node)
+        share = _share(name, vendor, node, counts_shares="shared" in groups and text is None)
     healthy = int(node.allocatable.get(name, 0))
     count = share.devices or node.units(name)
     problem = share.problem or _twice_problem(name, node) or _parts_problem(vendor, node)
@@ -214,18 +214,16 @@ def _text_model(text: str | None) -> str:
 # Sharing ------------------------------------------------------------------------------------------------------------
 
 
-def _share(name: str, row: ResourceName, *, is_named: bool, node: Node) -> _Share:
-    groups = row.name.fullmatch(name)
-    marked = groups is not None and groups.groupdict().get("shared") is not None
-    if row.vendor == "ascend" and marked and not is_named:
+def _share(name: str, vendor: str, node: Node, *, counts_shares: bool) -> _Share:
+    if counts_shares:
         return _Share(
             f"HAMi's plugin counts shares of NPUs as {name}: {_SHARE_WORDS}; if yours counts whole ones, "
             "name it in [hetero] kubernetes_resources"
         )
-    if row.vendor == "intel":
+    if vendor == "intel":
         names = ("gpu.intel.com/i915", "gpu.intel.com/xe")
         return _above(name, sum(map(node.units, names)), *_intel_counts(node.labels))
-    if row.vendor == "google":
+    if vendor == "google":
         return _above(name, node.units(name), *_read_counts(node.labels, [labels_of.GKE_COUNT]))
     return _Share()
 
@@ -348,14 +346,11 @@ def _amd(name: str, mode: str | None, model: str, memory: int, node: Node) -> tu
     is_whole = match is None or match[1] == "spx"
     parts = 1 if match is None else AMD_MODES.get(match[1], chip[0] if chip else _MAX_PARTS)
     if _may_be_parts(node.units(name) / parts, memory if is_whole else 0, chip, is_model_known=bool(model)):
-        return (
-            None,
-            0,
-            _Share(
-                f"the {node.units(name)} of {name} may be partitions or shares: no label of the node tells a mode that "
-                "fits their number and memory; let AMD's node labeller write compute-memory-partition"
-            ),
+        problem = (
+            f"the {node.units(name)} of {name} may be partitions or shares: no label of the node tells a mode that "
+            "fits their number and memory; let AMD's node labeller write compute-memory-partition"
         )
+        return None, 0, _Share(problem)
     if match is not None and not is_whole:
         return "-".join(part for part in match.groups() if part), chip[1] * _GIB // parts if chip else 0, _Share()
     return None, memory, _Share() if mode else _above(name, node.units(name), *_amd_counts(node.labels))
