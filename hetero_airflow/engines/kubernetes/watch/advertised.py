@@ -247,8 +247,8 @@ def _nvidia_share(name: str, partition: str | None, texts: Mapping[str, str], no
         return _Share(problem, count or max(units // replicas, 1))
     if not is_marked and node.units(f"{prefix}.shared"):
         return _Share(f"the node offers the same devices as {prefix}.shared: {_SHARE_WORDS}")
-    if count is None and f"{prefix}.sharing-strategy" in labels:  # feature discovery writes both
-        unreadable = unreadable or f"{prefix}.count"
+    if count is None and (f"{prefix}.sharing-strategy" in labels or (labels.get("gpu") == "on" and name not in texts)):
+        unreadable = unreadable or f"{prefix}.count"  # feature discovery writes both; HAMi runs where gpu=on
     named = {key for key, text in texts.items() if vendor_kind(text, key)[0] == "nvidia" and text[:4] != "mig-"}
     return _above(name, sum(map(node.units, {name, prefix, *named} if is_whole else {name})), count, unreadable)
 

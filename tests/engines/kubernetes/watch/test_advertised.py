@@ -73,6 +73,7 @@ def changed(name, labels=(), capacity=(), without=()):
         (changed("old-gfd", {"nvidia.com/gpu.count": "x"}), 8, "label nvidia.com/gpu.count is no count"),
         (changed("old-gfd", {"nvidia.com/gpu.count": "0"}), 8, "label nvidia.com/gpu.count is no count"),
         (changed("hami-split", without=["nvidia.com/gpu.count"]), 10, "nvidia.com/gpu.count is no count of devices or"),
+        (changed("no-labels", {"gpu": "on"}, {"nvidia.com/gpu": "10"}), 10, "nvidia.com/gpu.count is no count"),
         (changed("no-labels", capacity={"nvidia.com/gpu": "2", "nvidia.com/gpumem": "81920"}), 2, "nvidia.com/gpumem"),
         (changed("no-labels", capacity={"nvidia.com/gpu": "2", "nvidia.com/gpu.shared": "4"}), 6, "whole"),
         (changed("old-gfd") | {"annotations": {"hami.io/node-nvidia-register": "GPU-1,10,…"}}, 8, "HAMi or Volcano"),
