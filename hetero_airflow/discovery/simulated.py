@@ -13,8 +13,8 @@ from collections import Counter
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.values import to_word
 from hetero_airflow.errors import ProbeError, RequestError, shorten
-from hetero_airflow.model.device import Device, Telemetry, matches_model, model_tokens
-from hetero_airflow.model.devices.names import MODELS, parse_device
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.names import MODELS, matches_model, model_tokens, parse_device
 from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 
 MAX_DEVICES = 1024
@@ -82,8 +82,6 @@ def _read_part(asked: str, part: str) -> tuple[str, str, str, str | None, int]:
     if fields.get("kind") == "cpu" or "share" in fields or not (model or partition):
         found = "a share" if "share" in fields else "no model of an accelerator"
         raise ProbeError(asked, found=f"{found} in {shorten(part)}", remedy=_EXAMPLE)
-    if vendor is None:
-        raise ProbeError(asked, found=f"no vendor in {shorten(part)}", remedy=f"{_EXAMPLE}, vendor first")
     name = str(partition or model)
     if to_word(name) != name or len(name) > 100 or len(str(vendor)) > 100:
         raise ProbeError(asked, found=f"no name of a model in {shorten(part)}", remedy=_EXAMPLE)

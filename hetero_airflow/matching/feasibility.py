@@ -13,7 +13,8 @@ from packaging.version import InvalidVersion, Version
 from hetero_airflow.errors import shorten
 from hetero_airflow.matching.linked_devices import joined_sets, needed_level
 from hetero_airflow.matching.shapes import Shape, Shapes
-from hetero_airflow.model.device import Device, device_tokens, matches_model, model_tokens
+from hetero_airflow.model.device import Device, device_tokens
+from hetero_airflow.model.devices.names import is_display_only, matches_model, model_tokens
 from hetero_airflow.model.plan import TRANSIENT, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import SPOT_LABEL, Worker, WorkerState, is_spot_worker
@@ -192,6 +193,8 @@ def _device_rejection(alternative: Alternative, device: Device) -> Rejection | N
         return make_rejection(ReasonCode.KIND, asked, found, amount=alternative.kind == device.kind)
     if device.kind == "cpu" and alternative.kind != "cpu":
         return make_rejection(ReasonCode.KIND, asked, "a CPU, which is requested as cpu")
+    if alternative.model is None and is_display_only(device.model):
+        return make_rejection(ReasonCode.MODEL, asked, f"{found}, which only shows pictures")
     if alternative.model is not None and not matches_model(alternative.model, device_tokens(device)):
         common = model_tokens(alternative.model) & model_tokens(device.model)
         return make_rejection(ReasonCode.MODEL, asked, found, amount=len(common))

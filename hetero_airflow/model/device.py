@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hetero_airflow.model.devices.names import FORM_FACTORS
+from hetero_airflow.model.devices.names import matches_model as matches_model
+from hetero_airflow.model.devices.names import model_tokens as model_tokens
 from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE, nominal_sizes
 
 DeviceWord = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
@@ -116,16 +115,6 @@ class Telemetry(BaseModel):
     """NVIDIA's number of the last critical error, if the driver reports it."""
 
 
-def model_tokens(model: str) -> frozenset[str]:
-    """The words of a model name that a request may use: also pairs of neighbouring words, joined, and the form factor.
-
-    >>> sorted(model_tokens("rtx-4090")), sorted(model_tokens("h200"))
-    (['4090', 'rtx', 'rtx4090'], ['h200', 'sxm5'])
-    """
-    form_factor = FORM_FACTORS.get(model.removeprefix("nvidia-"))
-    return frozenset(_tokens(model)) | ({form_factor} if form_factor else frozenset())
-
-
 def device_tokens(device: Device) -> frozenset[str]:
     """The words by which a request may name a device: those of its model, and the sizes near that of its memory.
 
@@ -136,39 +125,3 @@ def device_tokens(device: Device) -> frozenset[str]:
     True
     """
     return model_tokens(device.model) | {f"{size}gb" for size in nominal_sizes(device.memory_bytes)}
-
-
-def best_matching_model(models: Iterable[str], model: str) -> str | None:
-    """Of the requested models that match a device's model, the one with the most words; None if none matches.
-
-    >>> best_matching_model(["a10", "a100", "a100-80gb"], "a100-sxm4-80gb")
-    'a100-80gb'
-    """
-    tokens = model_tokens(model)
-    matching = (name for name in models if matches_model(name, tokens))
-    return max(matching, key=lambda name: (name.count("-"), len(name), name), default=None)
-
-
-def _tokens(model: str) -> Iterator[str]:
-    parts = model.split("-")
-    yield from parts
-    yield from (a + b for a, b in pairwise(parts))
-
-
-def matches_model(requested: str, tokens: frozenset[str]) -> bool:
-    """Whether a device with these `model_tokens` is of the requested model.
-
-    Every dash-separated word must appear. A word that ends with a letter also matches if only digits follow
-    (``910b`` matches ``910b3``; ``a10`` never matches ``a100``).
-
-    >>> matches_model("a100-80gb", model_tokens("a100-sxm4-80gb")), matches_model("a10", model_tokens("a100-40gb"))
-    (True, False)
-    >>> matches_model("910b", model_tokens("910b3"))
-    True
-    """
-    return all(
-        word in tokens
-        or (word[-1].isalpha() and any(c.isdigit() for c in word)
-            and any(t.startswith(word) and t[len(word):].isdigit() for t in tokens))
-        for word in requested.split("-") if word
-    )  # fmt: skip

@@ -21,8 +21,7 @@ _KINDS: dict[str, frozenset[str]] = {
     "xilinx": frozenset({"fpga"}),
     **dict.fromkeys(("hygon", "mthreads", "metax", "iluvatar", "biren"), frozenset({"gpu"})),
     **dict.fromkeys(("enflame", "kunlunxin", "graphcore", "groq", "hailo"), frozenset({"npu"})),
-    **dict.fromkeys(("furiosa", "rebellions", "tenstorrent", "cambricon", "qualcomm"), frozenset({"npu"})),
-    **dict.fromkeys(("sambanova", "d-matrix"), frozenset({"npu"})),
+    **dict.fromkeys(("tenstorrent", "cambricon", "qualcomm", "sambanova", "d-matrix"), frozenset({"npu"})),
 }
 """Vendor or probe → the kinds of devices that it may have."""
 

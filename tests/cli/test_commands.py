@@ -316,7 +316,7 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [hetero] engnie: an unknown option",
         "to do  [hetero] engine = sellery: found no such engine",
         "to do  [hetero] labels = 'nonsense': found no JSON object of texts",
-        "to do  HETERO_AIRFLOW_SIMULATED_DEVICES: found no vendor in 'x9'",
+        "to do  HETERO_AIRFLOW_SIMULATED_DEVICES: found an unknown device in 'x9'",
         "to do  [hetero] checkpoint_url: no store for the scheme 'ftp'",
         "ok     [database] sql_alchemy_conn: SQLite, which supports only one scheduler",
         "to do  tables hetero_*: no such table: hetero_state",

@@ -65,7 +65,7 @@ def test_an_empty_text_is_an_empty_result(monkeypatch):
         ("nvidia:2", "no model of an accelerator in 'nvidia:2'"),
         ("cpu:8", "no model of an accelerator in 'cpu:8'"),
         ("nvidia/h100:0.5", "a share in 'nvidia/h100:0.5'"),
-        ("xyz9:1", "no vendor in 'xyz9:1'"),
+        ("xyz9:1", "an unknown device in 'xyz9:1'"),
         ("mig--x", "no name of a model in 'mig--x'"),
         ("nvidia/h100:", "the quantity '' in 'nvidia/h100:'"),
         ("hundred", "an unknown device in 'hundred'"),

@@ -7,9 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from hetero_airflow.discovery.nvidia import to_model
+from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.device import Device, matches_model, model_tokens
-from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, parse_device
+from hetero_airflow.model.devices.names import (
+    KINDS,
+    MODELS,
+    VARIANTS,
+    VENDORS,
+    known_products,
+    other_names,
+    parse_device,
+)
 from hetero_airflow.model.devices.speeds import DATA_SHEETS, data_sheet_speed
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
 
@@ -37,6 +48,82 @@ from hetero_airflow.testing import a_cpu, a_device, a_worker
 )
 def test_every_requested_word_must_be_part_of_the_model(word: str, model: str, expected: bool) -> None:
     assert matches_model(word, model_tokens(model)) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "requested", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.6, "H100-SXM", True),
+        ("NVIDIA H100 80GB HBM3", 79.6, "h100-sxm5", True),
+        ("NVIDIA H100 PCIe", 79.6, "H100-SXM", False),
+        ("NVIDIA A100 80GB PCIe", 80, "A100-80GB", True),
+        ("NVIDIA A100-SXM4-40GB", 40, "A100-80GB", False),
+        ("NVIDIA A100-SXM4-40GB", 40, "a100_sxm", True),
+        ("NVIDIA A100-SXM-64GB", 63.4, "a100", True),
+        ("NVIDIA GeForce RTX 4090", 24, "RTX4090", True),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, "rtx-4090", False),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, "nvidia/rtx-4090-laptop", True),
+        ("NVIDIA GeForce RTX 4090 D", 24, "rtx-4090", False),
+        ("NVIDIA GeForce RTX 4090 D", 24, "rtx-4090d", True),
+        ("NVIDIA GeForce RTX 3090 Ti", 24, "rtx-3090", False),
+        ("NVIDIA GeForce RTX 3090 Ti", 24, "rtx3090-ti", True),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, "nvidia/rtx-4070-ti", False),
+        ("NVIDIA GeForce RTX 2080 Super with Max-Q Design", 8, "nvidia/rtx-2080-super", False),
+        ("NVIDIA RTX 6000 Ada Generation", 48, "RTX6000-Ada", True),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, "RTX6000-Ada", False),
+        ("Quadro RTX 6000", 24, "rtx-6000", True),
+        ("NVIDIA RTX A6000", 48, "RTXA6000", True),
+        ("Tesla V100-DGXS-32GB", 32, "V100-32GB", True),
+        ("NVIDIA GH200 144G HBM3e", 143, "GH200", True),
+        ("NVIDIA B200", 179, "GB200", False),
+        ("NVIDIA H20-3e", 141, "H20", True),
+        ("NVIDIA H200 NVL", 140.4, "H200-SXM", False),
+        ("NVIDIA A40-8Q", 8, "a40", False),
+        ("NVIDIA A40-8Q", 8, "nvidia/a40-8q", True),
+        ("GRID A100-4-20C", 20, "a100", False),
+        ("NVIDIA L40S", 48, "L40", False),
+        ("NVIDIA TITAN RTX", 24, "titan-rtx", True),
+        ("NVIDIA DGX Display", 4, "gpu", False),
+        ("NVIDIA DGX Display", 4, "nvidia/dgx-display", True),
+        ("NVIDIA T400 4GB", 4, "t4", False),
+    ],
+)
+def test_what_people_write_meets_what_drivers_print_and_no_smaller_sibling(name, memory_gib, requested, expected):
+    device = a_device(model=to_model(name)).model_copy(update={"memory_bytes": int(memory_gib * 2**30)})
+    alternative = DeviceRequest.parse(requested).alternatives[0]
+    assert check_worker(alternative, a_worker(devices=(device,)))[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model", "requested"),
+    [
+        ("ascend", "910b2c", "910b"), ("ascend", "910b2c", "ascend910b2"), ("ascend", "910premiuma", "910a"),
+        ("ascend", "910b4-1", "Ascend910B4"), ("amd", "instinct-mi300x-oam", "MI300X"), ("google", "v7x", "v7x"),
+        ("habana", "gaudi2", "Gaudi2"), ("intel", "arc-b580", "arc-b580"),
+        ("intel", "pac-d5005-stratix-10", "stratix-10"),
+    ],
+)  # fmt: skip
+def test_a_bare_model_has_the_vendor_that_makes_it(vendor, model, requested):
+    fields = parse_device(requested)
+    assert (fields["vendor"], matches_model(fields["model"], model_tokens(model))) == (vendor, True)
+
+
+@pytest.mark.parametrize("product", known_products(), ids=lambda product: f"{product.vendor}/{product.model}")
+def test_each_known_product_is_requested_by_its_name_and_by_its_other_names(product):
+    for name in (product.model, *(name for name in other_names(product) if name in MODELS)):
+        assert parse_device(f"{product.vendor}/{name}:2") == {
+            "vendor": product.vendor, "kind": product.kind, "model": name, "count": 2,
+        }  # fmt: skip
+        assert parse_device(name)["vendor"] == product.vendor
+        assert matches_model(name, product.tokens)
+
+
+@given(st.sampled_from(known_products()), st.sampled_from([*sorted(VARIANTS), "8q", "40c"]))
+def test_a_variant_of_a_known_product_matches_only_its_own_name(product, variant):
+    tokens = model_tokens(f"{product.model}-{variant}")
+    if variant not in product.model.split("-"):
+        assert not matches_model(product.model, tokens)
+    assert matches_model(f"{product.model}-{variant}", tokens)
 
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)

@@ -41,7 +41,7 @@ def parse(device: object = "gpu", **fields: Any) -> DeviceRequest:
         ("a100-80gb:4", (Alternative(vendor="nvidia", kind="gpu", model="a100-80gb", count=4),)),
         ("acme/x1", (Alternative(vendor="acme", model="x1"),)),
         ("acme/npu:2", (Alternative(vendor="acme", kind="npu", count=2),)),
-        ("x9000", (Alternative(model="x9000"),)),
+        ("acme/x9000", (Alternative(vendor="acme", model="x9000"),)),
         ("mig-1g.10gb", (Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb"),)),
         ("cpu:8", (Alternative(kind="cpu", count=8),)),
         (["h100:2", "a100:4"], (

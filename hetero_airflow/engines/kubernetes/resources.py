@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from hetero_airflow.engines.kubernetes.names import is_extended_resource
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.device import matches_model, model_tokens
-from hetero_airflow.model.devices.names import MODELS, VENDORS
+from hetero_airflow.model.devices.names import VENDORS, known_vendors
 from hetero_airflow.model.request import Alternative
 
 CPU = "cpu"
@@ -137,9 +136,8 @@ def vendor_of(alternative: Alternative) -> str:
 
     :raises RequestError: the request names no vendor, and the kind has no default one
     """
-    tokens = model_tokens(alternative.model or "")
-    makers = (maker for model, (maker, _, _) in MODELS.items() if matches_model(model, tokens))
-    vendor = alternative.vendor or DEFAULT_VENDORS.get(alternative.kind or "") or next(makers, None)
+    makers = known_vendors(alternative.model) if alternative.model else ()
+    vendor = alternative.vendor or DEFAULT_VENDORS.get(alternative.kind or "") or next(iter(makers), None)
     if vendor is None:
         raise RequestError(
             "device",

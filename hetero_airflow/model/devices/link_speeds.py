@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from hetero_airflow.model.device import Device, best_matching_model
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.names import best_matching_model
 from hetero_airflow.model.topology import NETWORK_LABEL, WIDE_AREA_LABEL
 
 _GB = 1e9

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from hetero_airflow.model.device import best_matching_model
+from hetero_airflow.model.devices.names import best_matching_model
 
 COMPUTE_WEIGHT = 0.25
 """Weight of the compute roof; the bandwidth roof has the rest, because memory limits most operators of a training step.

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetero_airflow.errors import RequestError, SettingsError, shorten
-from hetero_airflow.model.device import matches_model, model_tokens
-from hetero_airflow.model.devices.names import parse_device
+from hetero_airflow.model.devices.names import matches_model, model_tokens, parse_device
 from hetero_airflow.model.usage.device_time import DEVICE_SECOND, SIMULATED
 from hetero_airflow.validation import did_you_mean
 

@@ -58,6 +58,6 @@ def test_another_size_or_form_factor_is_not_met(request_text, name, mib):
 
 def test_a_form_factor_that_no_product_has_is_refused_by_both():
     with pytest.raises(RequestError, match="no known value of the node label"):
-        fits({}, "h100-sxm9")
+        fits({}, "nvidia/h100-sxm9")
     with pytest.raises(RequestError, match="no known value of the node label"):
-        device_request(DeviceRequest.parse("h100-sxm9").alternatives[0])
+        device_request(DeviceRequest.parse("nvidia/h100-sxm9").alternatives[0])

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from hetero_airflow.engines.kubernetes.selectors.versions import VersionRange, version_ranges
-from hetero_airflow.model.devices.names import FORM_FACTORS
+from hetero_airflow.model.devices.names import EXTRA_WORDS, VARIANTS, VGPU, is_stem
 from hetero_airflow.units import ByteRange, nominal_range
 
 _WORD_PART = re.compile(r"[0-9]+|[a-z]+|[^0-9a-z]+")
@@ -85,7 +85,16 @@ def model_is(domain: str, name: str, model: str) -> str:
     read = attribute(domain, name)
     model_words = [word for word in model.split("-") if word]
     parts = [_word(domain, read, word) for word in model_words]
-    return " && ".join([f"has({read})", *parts])
+    return " && ".join([f"has({read})", *parts, *_no_variant(read, model_words)])
+
+
+def _no_variant(read: str, words: Iterable[str]) -> Iterable[str]:
+    """The condition that the name is of no variant that the request does not name."""
+    others = sorted(variant for variant in VARIANTS if not any(word.endswith(variant) for word in words))
+    vgpu = [] if any(re.search(f"{VGPU.pattern}$", word) for word in words) else [f"{VGPU.pattern}$"]
+    patterns = [f"({'|'.join(others)})([^a-z0-9]|$)"] * bool(others) + vgpu
+    if patterns:
+        yield f"!{read}.lowerAscii().matches({quote('[^a-z0-9](' + '|'.join(patterns) + ')')})"
 
 
 def _word(domain: str, read: str, word: str) -> str:
@@ -96,9 +105,9 @@ def _word(domain: str, read: str, word: str) -> str:
     return f"({named} || ({memory_is(domain, nominal_range(int(size[1])))}))"
 
 
-def _names_with(form_factor: str) -> list[str]:
-    """RE2 patterns of the whole names of models that leave out this form factor."""
-    models = [model for model, left_out in FORM_FACTORS.items() if left_out == form_factor]
+def _names_with(word: str) -> list[str]:
+    """RE2 patterns of the whole names of models that leave out this word."""
+    models = [model for model, left_out in EXTRA_WORDS.items() if word in left_out]
     return [f"^(nvidia[ _-])?{model.replace('-', '[ _-]')}$" for model in models]
 
 
@@ -108,7 +117,7 @@ def _pattern(word: str) -> str:
     text = re.escape(parts[0])
     for before, part in pairwise(parts):
         text += ("[ _-]?" if before.isalnum() and part.isalnum() else "") + re.escape(part)
-    suffix = "[0-9]*" if word[-1].isalpha() and any(character.isdigit() for character in word) else ""
+    suffix = "[0-9]*" if is_stem(word) else ""
     return f"(^|[^a-z0-9]){text}{suffix}([^a-z0-9]|$)"
 
 

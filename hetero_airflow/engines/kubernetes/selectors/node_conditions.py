@@ -207,9 +207,10 @@ def _ascend(alternative: Alternative, is_model_specific: bool) -> Terms:
     _refuse_set(alternative, "ascend", "share", "memory", "driver")
     if alternative.model is None or is_model_specific:
         return ALWAYS
-    if alternative.model not in products.ASCEND:
+    names = products.products_of(alternative.model, products.ASCEND)
+    if not names:
         raise products.unknown_model("ascend", alternative.model, CHIP)
-    return term_of(is_in(CHIP, products.ASCEND[alternative.model]))
+    return term_of(is_in(CHIP, names))
 
 
 def _intel(alternative: Alternative, is_model_specific: bool) -> Terms:

@@ -1,9 +1,7 @@
 """The product names in the labels of feature discovery, and which of them a requested model means.
 
-Node affinity compares whole texts, so the names must be known. NVIDIA's are those that its driver reports, with
-dashes for blanks (docs/gpu-feature-discovery of NVIDIA/k8s-device-plugin); AMD's are from cmd/k8s-node-labeller in
-ROCm/k8s-device-plugin and its example outputs; Ascend's of the label ``node.kubernetes.io/npu.chip.name`` in the
-MindCluster guide; Google's of ``cloud.google.com/gke-tpu-accelerator`` in "Plan TPUs in GKE".
+Node affinity compares whole texts, so the names must be known: they are those of `names.PRODUCTS`. Google's are of the
+label ``cloud.google.com/gke-tpu-accelerator`` in "Plan TPUs in GKE".
 """
 
 from __future__ import annotations
@@ -12,34 +10,9 @@ import re
 from collections.abc import Mapping
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.device import matches_model, model_tokens
+from hetero_airflow.model.devices.names import PRODUCTS, matches_model, model_tokens
 
-NVIDIA: tuple[str, ...] = (
-    "Tesla-K80", "Tesla-M40", "Tesla-M60", "Tesla-P4", "Tesla-P40",
-    "Tesla-P100-PCIE-12GB", "Tesla-P100-PCIE-16GB", "Tesla-P100-SXM2-16GB",
-    "Tesla-V100-PCIE-16GB", "Tesla-V100-PCIE-32GB", "Tesla-V100S-PCIE-32GB",
-    "Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-32GB", "Tesla-V100-SXM3-32GB", "Tesla-T4",
-    "NVIDIA-A2", "NVIDIA-A10", "NVIDIA-A10G", "NVIDIA-A16", "NVIDIA-A30", "NVIDIA-A40",
-    "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-80GB-PCIe", "NVIDIA-A100-SXM4-80GB",
-    "NVIDIA-A800-80GB-PCIe", "NVIDIA-A800-SXM4-80GB",
-    "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL", "NVIDIA-H100-80GB-HBM3", "NVIDIA-H800", "NVIDIA-H800-PCIe",
-    "NVIDIA-H20", "NVIDIA-H200", "NVIDIA-H200-NVL", "NVIDIA-GH200-120GB", "NVIDIA-GH200-480GB",
-    "NVIDIA-B200", "NVIDIA-B300-SXM6-AC", "NVIDIA-GB200", "NVIDIA-GB300", "NVIDIA-GB10",
-    "NVIDIA-L4", "NVIDIA-L20", "NVIDIA-L40", "NVIDIA-L40S",
-    "NVIDIA-RTX-A4000", "NVIDIA-RTX-A5000", "NVIDIA-RTX-A6000", "NVIDIA-RTX-6000-Ada-Generation",
-    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "Quadro-RTX-6000", "Quadro-RTX-8000",
-    "NVIDIA-GeForce-RTX-2080-Ti", "NVIDIA-GeForce-RTX-3080", "NVIDIA-GeForce-RTX-3090",
-    "NVIDIA-GeForce-RTX-4080", "NVIDIA-GeForce-RTX-4090", "NVIDIA-GeForce-RTX-5080", "NVIDIA-GeForce-RTX-5090",
-)  # fmt: skip
-
-AMD: tuple[str, ...] = (
-    "AMD_Instinct_MI100", "AMD_Instinct_MI210", "AMD_Instinct_MI250", "AMD_Instinct_MI250X",
-    "AMD_Instinct_MI300A", "AMD_Instinct_MI300X", "AMD_Instinct_MI300X_OAM", "AMD_Instinct_MI308X_OAM",
-    "AMD_Instinct_MI325X", "AMD_Instinct_MI325X_OAM", "AMD_Instinct_MI350X", "AMD_Instinct_MI355X",
-)  # fmt: skip
-
-INTEL: tuple[str, ...] = ("Flex_140", "Flex_170", "Max_1100", "Max_1550")
-"""Values of ``gpu.intel.com/product`` (intel/intel-device-plugins-for-kubernetes, cmd/gpu_plugin/labels.md)."""
+NVIDIA, AMD, INTEL, ASCEND = (tuple(PRODUCTS[vendor]) for vendor in ("nvidia", "amd", "intel", "ascend"))
 
 AMD_CHIPS: Mapping[str, tuple[int, int]] = {
     "mi300x": (8, 192), "mi300a": (6, 128), "mi308x": (4, 192),
@@ -50,16 +23,6 @@ kernel's driver divides a chip into as many partitions as the mode says, ``cpx``
 
 AMD_MODES: Mapping[str, int] = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}
 """Compute partition mode → partitions of a chip (ROCm, "MI300X GPU partitioning"). ``cpx`` makes one of each die."""
-
-ASCEND: Mapping[str, tuple[str, ...]] = {
-    "910a": ("910A", "910PremiumA", "910ProA", "910ProB"),
-    "910b": ("910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1"),
-    "910b1": ("910B1",),
-    "910b2": ("910B2", "910B2C"),
-    "910b3": ("910B3",),
-    "910b4": ("910B4", "910B4-1"),
-    "310p": ("310P1", "310P2", "310P3", "310P4"),
-}
 
 GOOGLE: Mapping[str, str] = {
     "v4": "tpu-v4-podslice",
@@ -106,16 +69,18 @@ def is_unknown_variant(model: str, vendor: str) -> bool:
     """Whether products of the model's first word are known, but none with its other words.
 
     Devices of the model exist nowhere, so a claim for them would wait for ever. A claim may ask for a model whose first
-    word is unknown: the driver may name a new one.
+    word is unknown, or is no number of a model (``rtx``): the driver may name a new one.
 
     >>> is_unknown_variant("h100-sxm9", "nvidia"), is_unknown_variant("h100-80gb", "nvidia")
     (True, False)
-    >>> is_unknown_variant("x1000", "nvidia")
-    False
+    >>> is_unknown_variant("x1000", "nvidia"), is_unknown_variant("rtx-9090", "nvidia")
+    (False, False)
     """
     products = {"nvidia": NVIDIA, "amd": AMD}.get(vendor, ())
     model_name, _ = split_size(model)
-    return bool(products_of(model.split("-")[0], products)) and not products_of(model_name, products)
+    first_word = model.split("-")[0]
+    is_known = any(map(str.isdigit, first_word)) and bool(products_of(first_word, products))
+    return is_known and not products_of(model_name, products)
 
 
 def unknown_model(vendor: str, model: str, label: str) -> RequestError:

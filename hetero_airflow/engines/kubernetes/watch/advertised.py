@@ -25,8 +25,7 @@ from typing import NamedTuple
 from hetero_airflow.engines.kubernetes.resources import DOMAINS, RESOURCES, accelerator_word, maker_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions as labels_of
 from hetero_airflow.engines.kubernetes.selectors.products import AMD_CHIPS, AMD_MODES, GOOGLE
-from hetero_airflow.model.device import matches_model, model_tokens
-from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, kind_of
+from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, kind_of, matches_model, model_tokens
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_CHIPS, _MAX_PARTS = 8, 8

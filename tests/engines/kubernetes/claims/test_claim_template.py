@@ -42,7 +42,9 @@ def test_one_alternative_is_asked_for_exactly(check_body):
                             '"(^|[^a-z0-9])80[ _-]?gb[0-9]*([^a-z0-9]|$)") || '
                             '(has(device.capacity["gpu.nvidia.com"].memory) && '
                             'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("76000000000")) >= 0 && '
-                            'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("90194313216")) <= 0))'
+                            'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("90194313216")) <= 0)) && '
+                            '!device.attributes["gpu.nvidia.com"].productName.lowerAscii().matches('
+                            '"[^a-z0-9]((d|design|display|laptop|mobile|super|ti)([^a-z0-9]|$)|[0-9]{1,3}[abcq]$)")'
                         }
                     },
                     {

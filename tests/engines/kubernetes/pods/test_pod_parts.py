@@ -58,7 +58,7 @@ def test_a_request_becomes_a_pod(check_pod):
     exact = {"key": "nvidia.com/gpu.product", "operator": "In"}
     exact["values"] = ["NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-40GB"]
     sized = [
-        {**exact, "values": ["NVIDIA-A100-80GB-PCIe", "NVIDIA-A100-SXM4-80GB"]},
+        {**exact, "values": ["NVIDIA-A100-80GB-PCIe", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-SXM-64GB"]},
         {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["36239"]},
         {"key": "nvidia.com/gpu.memory", "operator": "Lt", "values": ["43009"]},
     ]
