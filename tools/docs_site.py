@@ -20,6 +20,7 @@ from hetero_airflow.cli.commands import get_commands
 from hetero_airflow.executor.housekeeping import emit_demand
 from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.model.arguments import arguments_schema
+from hetero_airflow.model.devices.names import known_products, other_names
 from hetero_airflow.settings import OPTIONS, SECTION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,7 @@ def generated_pages() -> dict[str, str]:
     return {
         "index.md": with_links((ROOT / "README.md").read_text()),
         "reference/requests.md": requests_page(),
+        "reference/models.md": models_page(),
         "reference/settings.md": settings_page(),
         "reference/commands.md": commands_page(),
         "reference/policies.md": policies_page(),
@@ -78,6 +80,28 @@ def requests_page() -> str:
         parts += [f"## {name}", definition["description"], arguments_table(definition)]
     parts += ["`airflow hetero schema` prints the same as a JSON schema."]
     return "\n\n".join(parts)
+
+
+def models_page() -> str:
+    """The models that a request can name without their vendor, as `airflow hetero models` lists them."""
+    rows = [
+        (
+            f"`{product.model}`",
+            f"`{product.vendor}`",
+            product.kind,
+            "-" if product.memory_gib is None else f"{product.memory_gib:g} GiB",
+            ", ".join(f"`{name}`" for name in other_names(product)),
+        )
+        for product in known_products()
+    ]
+    return "\n\n".join([
+        "# Models: the names of devices",
+        "A request names a device by some words of its model: `a100` and `a100-80gb` match `a100-sxm4-80gb`. A size "
+        "matches the device's memory. A variant (Ti, SUPER, D, laptop, vGPU) is matched only by its own name. "
+        "Any model that is not here works with its vendor before it: `vendor/model`.",
+        table(("model", "vendor", "kind", "memory", "other names"), rows),
+        "Memory is that of the data sheet; `-` where the model shares its host's or has several sizes.",
+    ])  # fmt: skip
 
 
 def arguments_table(schema: Mapping[str, Any]) -> str:

@@ -147,13 +147,13 @@ def get_commands() -> list[CLICommand]:
 
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
-    ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
+    ['devices', 'models', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain']
     >>> names[8:15]
-    ['top', 'queue', 'explain', 'decisions', 'usage', 'cancel', 'pause']
+    ['undrain', 'top', 'queue', 'explain', 'decisions', 'usage', 'cancel']
     >>> names[15:22]
-    ['unpause', 'bump', 'plan', 'simulate', 'render', 'snapshot', 'config']
+    ['pause', 'unpause', 'bump', 'plan', 'simulate', 'render', 'snapshot']
     >>> names[22:]
-    ['alerts', 'dashboard', 'cleanup', 'schema']
+    ['config', 'alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
     return [
@@ -162,6 +162,9 @@ def get_commands() -> list[CLICommand]:
             help="Show devices, the tasks that use them, and the tasks that wait for them and why",
             subcommands=(
                 _command(workers, "devices", "Show the devices of this machine; needs no database", _JSON),
+                _command(
+                    workers, "models", "List the models that a request can name, and what each matches here", _JSON
+                ),
                 _command(
                     workers, "workers", "List the workers, their devices and what is leased of them", _SITE, _JSON
                 ),

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.cli.workers.devices import device_report
+from hetero_airflow.cli.workers.models import models_json, models_report
 from hetero_airflow.cli.workers.workers import NO_WORKERS, _problem_lines, worker_report, workers_at_site, workers_json
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.device import UNCOVERED_KEY, Telemetry
@@ -256,3 +257,18 @@ def test_a_host_without_anything_has_an_empty_table(render):
     assert render(device_report(bare)) == (
         "Worker host-a: 0 accelerators to lease\nDEVICE  MEMORY  USE  PLACE  LEASABLE"
     )
+
+
+def test_each_known_model_says_what_it_matches_here(render):
+    devices = (a_cpu(), a_device("GPU-0", model="a100-sxm4-80gb", memory="80GiB"), a_device("GPU-1", model="a100-pcie"))
+    rows = {row["model"]: row for row in models_json([a_worker("w", devices)])}
+    assert rows["a100"]["devices"] == {"w": 2}
+    assert rows["a100-sxm4-80gb"] == {
+        "vendor": "nvidia", "kind": "gpu", "model": "a100-sxm4-80gb", "other_names": ["a100", "a100-80gb"],
+        "memory_gib": 80, "devices": {"w": 1},
+    }  # fmt: skip
+    assert rows["mi300x"]["devices"] == {}
+    shown = render(models_report([a_worker("w", devices)]), width=140)
+    assert "a100-sxm4-80gb" in shown
+    assert "2 devices on 1 worker" in shown
+    assert "The database does not answer" in render(models_report(None))
