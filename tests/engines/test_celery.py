@@ -21,7 +21,7 @@ from hetero_airflow.testing import a_worker
 from tests.engines.conftest import a_lease, a_task, liveness
 from tests.redis_server import running_redis
 from tests.silent_server import silent_server
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 WORKERS = {id_: a_worker(id_).model_copy(update={"engine": "celery"}) for id_ in ("w1", "w2")}
 
@@ -66,6 +66,14 @@ def queued(broker, queue):
     return [json.loads(text)["headers"] for text in broker.lrange(queue, 0, -1)]
 
 
+def expire(broker):
+    """Let the messages that were delivered and not acknowledged expire, as after `START_TIMEOUT_S`."""
+    for tag, text in broker.hgetall("unacked").items():
+        message, *place = json.loads(text)
+        message["headers"]["expires"] = datetime.now(UTC).isoformat()
+        broker.hset("unacked", tag, json.dumps([message, *place]))
+
+
 def place(engine, name="a", worker="w1"):
     task = a_task(name)
     lease = a_lease(task, worker)
@@ -88,7 +96,7 @@ def celery_worker(engine, name="w1@host", **options):
     """A real worker that receives the broadcasts to all workers. Returns a function that lets it consume a queue."""
     app = engine.executor.celery_app
     options = {"queues": ["elsewhere"], "perform_ping_check": False, "loglevel": "warning"} | options
-    with start_worker(app, hostname=name, **options):
+    with start_worker(app, hostname=name, shutdown_timeout=PATIENCE_S, **options):
         eventually(lambda: app.control.ping(destination=[name], timeout=1))
 
         def listen_to(queue):
@@ -205,7 +213,6 @@ def test_a_message_that_expired_is_no_failure(engine, broker):
 def test_a_task_that_outlives_the_visibility_timeout_of_redis_runs_on(make_engine, server, broker, monkeypatch):
     """Redis hands its message to a second worker, which finds it expired and writes REVOKED over STARTED."""
     monkeypatch.setenv("AIRFLOW__CELERY_BROKER_TRANSPORT_OPTIONS__VISIBILITY_TIMEOUT", "5")
-    monkeypatch.setattr("hetero_airflow.engines.celery.START_TIMEOUT_S", 2)
     engine, may_end = make_engine(server.url), threading.Event()
     monkeypatch.setattr(engine.executor.celery_app.tasks["execute_workload"], "run", lambda _: may_end.wait())
     task, lease = place(engine)
@@ -215,6 +222,7 @@ def test_a_task_that_outlives_the_visibility_timeout_of_redis_runs_on(make_engin
         listen_to(worker_queue("w1"))
         eventually(lambda: state_of(engine, task) == states.STARTED)
         engine.collect()
+        expire(broker)
         eventually(lambda: broker.zcount("unacked_index", 0, time.time() - 5))
         with celery_worker(engine, "w2@host", queues=[worker_queue("w1")]):
             eventually(lambda: state_of(engine, task) == states.REVOKED)
