@@ -60,15 +60,15 @@ from hetero_airflow.discovery.sources.values import (
 )
 from hetero_airflow.errors import ProbeError, shorten
 from hetero_airflow.model.device import NODE_KEY, Device, Telemetry
-from hetero_airflow.model.devices.names import MODELS
+from hetero_airflow.model.devices.names import AMD_MODES, amd_chip
 
 MAX_GPUS = 256
 NODES = "/dev/kfd"
 _MIB = 1 << 20
 
 _MODE = re.compile(r"(spx|dpx|tpx|qpx|cpx)(?:[_-](nps[0-9]))?")
-_PARTITIONS = {"dpx": 2, "tpx": 3, "qpx": 4, "cpx": 8}
-"""Partitions of a chip: AMD's page on partitions of the MI300X; an MI300A in CPX has 6."""
+_MAX_PARTS = 8
+"""Of a chip that is not known; no chip of AMD has more."""
 
 _REPORT = 'update hetero-airflow, or report the output of "amd-smi static --json"'
 
@@ -167,13 +167,12 @@ def _offered(
     HIP reads HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES if that is empty, and counts what ROCr shows
     (ROCm/clr, rocclr/device/rocm/rocdevice.cpp).
     """
-    names = ["ROCR_VISIBLE_DEVICES"] if "ROCR_VISIBLE_DEVICES" in environment else []
-    hip = next((n for n in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if environment.get(n)), None)
+    used = ["ROCR_VISIBLE_DEVICES"] if "ROCR_VISIBLE_DEVICES" in environment else []
+    used += [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if environment.get(name)][:1]
     numbers = list(range(len(rocr_ids)))
-    for name in [*names, *([hip] if hip else [])]:
+    for name in used:
         shown = [rocr_ids[number] for number in numbers]
         numbers = [numbers[place] for place in listed(environment[name], partial(_place_of, ids=shown))]
-    used = [*names, *([hip] if hip else [])]
     if not used:
         return tuple(devices)
     cause = " and ".join(f"{name}={environment[name][:50]}" for name in used)
@@ -245,22 +244,24 @@ def _with_partition(device: Device, gpu: Mapping[str, Any], chips: Mapping[str, 
         return device.model_copy(update={"leasable": False, "problem": problem})
     if mode[1] == "spx":
         return device
-    count = max(shown, 6 if mode[1] == "cpx" and "mi300a" in device.model else _PARTITIONS[mode[1]])
+    known = amd_chip(device.model)
+    count = max(shown, AMD_MODES.get(mode[1], known[0] if known else _MAX_PARTS))
     return device.model_copy(
         update={
             "partition": f"{mode[1]}-{memory_mode}",
             "parent": f"chip {chip or device.id}",
-            "memory_bytes": _part(device.memory_bytes, count, device.model),
+            "memory_bytes": _part(device.memory_bytes, count, known[1] << 30 if known else 0),
         }
     )
 
 
-def _part(memory_bytes: int, count: int, model: str) -> int:
-    """A partition's memory, of which amd-smi may give the whole chip's: all together never have more than the chip."""
-    sizes = [size for name, (vendor, _, size) in MODELS.items() if vendor == "amd" and name in model.split("-")]
-    if sizes and memory_bytes * 2 <= sizes[0]:
-        return min(memory_bytes, sizes[0] // count)
-    return memory_bytes // count
+def _part(memory_bytes: int, count: int, chip_bytes: int) -> int:
+    """A partition's memory, of which amd-smi may give the whole chip's: all together never have more than the chip.
+
+    :param chip_bytes: 0 if unknown
+    """
+    is_of_part = memory_bytes * 2 <= chip_bytes
+    return min(memory_bytes, chip_bytes // count) if is_of_part else memory_bytes // count
 
 
 def _with_node(device: Device, node: KfdNode | None) -> Device:

@@ -150,22 +150,26 @@ def test_partitions_of_a_chip_are_no_whole_gpus_and_share_its_memory(fixture_tex
 
 
 @pytest.mark.parametrize(
-    ("compute", "memory", "size", "partition", "memory_mib"),
+    ("chip", "compute", "memory", "size", "partition", "memory_mib"),
     [
-        ("SPX", "NPS1", 196592, None, 196592),
-        ("N/A", "N/A", 196592, None, 196592),
-        ("CPX", "NPS4", 49152, "cpx-nps4", 24576),  # amd-smi gives the memory of a quarter
-        ("CPX", "NPS4", 24574, "cpx-nps4", 24574),
-        ("CPX_NPS1", "N/A", 196592, "cpx-nps1", 24574),
+        ("MI300X", "SPX", "NPS1", 196592, None, 196592),
+        ("MI300X", "N/A", "N/A", 196592, None, 196592),
+        ("MI300X", "CPX", "NPS4", 49152, "cpx-nps4", 24576),  # amd-smi gives the memory of a quarter
+        ("MI300X", "CPX", "NPS4", 24574, "cpx-nps4", 24574),
+        ("MI300X", "CPX_NPS1", "N/A", 196592, "cpx-nps1", 24574),
+        ("MI308X", "CPX", "NPS1", 196592, "cpx-nps1", 49148),
+        ("MI308X", "CPX", "NPS4", 49148, "cpx-nps4", 49148),
+        ("MI300A", "CPX", "NPS1", 131072, "cpx-nps1", 21845 + 1 / 3),
+        ("MI399X", "CPX", "NPS1", 196592, "cpx-nps1", 24574),
     ],
 )
-def test_the_mode_decides_what_a_partition_has(compute, memory, size, partition, memory_mib):
+def test_the_mode_and_the_chip_decide_what_a_partition_has(chip, compute, memory, size, partition, memory_mib):
     gpu = a_gpu(
-        0, "0000:05:00.0", asic={"market_name": "AMD Instinct MI300X"}, vram={"size": size},
+        0, "0000:05:00.0", asic={"market_name": f"AMD Instinct {chip}"}, vram={"size": size},
         partition={"compute_partition": compute, "memory_partition": memory},
     )  # fmt: skip
     (device,) = amd.parse([gpu], []).devices
-    assert (device.partition, device.memory_bytes, device.leasable) == (partition, memory_mib * MIB, True)
+    assert (device.partition, device.memory_bytes, device.leasable) == (partition, int(memory_mib * MIB), True)
 
 
 @pytest.mark.parametrize("partition", [{}, {"compute_partition": "SPX"}, {"compute_partition": "EPX"}])

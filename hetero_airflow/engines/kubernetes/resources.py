@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from hetero_airflow.engines.kubernetes.names import is_extended_resource
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.devices.names import VENDORS, known_vendors
+from hetero_airflow.model.devices.names import MAKER_DOMAINS, VENDORS, known_vendors
 from hetero_airflow.model.request import Alternative
 
 CPU = "cpu"
@@ -45,18 +45,6 @@ specific row counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nv
 
 DOMAINS = {name.partition("/")[0]: device.partition("/")[0] for device, name in RESOURCES.items()}
 """Domain of a resource → vendor."""
-
-_MAKERS = {
-    "nvidia.com": "nvidia", "amd.com": "amd", "xilinx.com": "xilinx", "huawei.com": "ascend", "habana.ai": "habana",
-    "furiosa.ai": "furiosa", "rebellions.ai": "rebellions", "hygon.com": "hygon", "cambricon.com": "cambricon",
-    "metax-tech.com": "metax", "iluvatar.ai": "iluvatar", "iluvatar.com": "iluvatar", "enflame.com": "enflame",
-    "mthreads.com": "mthreads", "kunlunxin.com": "kunlunxin", "birentech.com": "biren", "graphcore.ai": "graphcore",
-    "tenstorrent.com": "tenstorrent", "hailo.ai": "hailo", "intel.com": "intel", "amazon.com": "aws", "aws.com": "aws",
-    "amazonaws.com": "aws", "google.com": "google", "moorethreads.com": "mthreads", "qualcomm.com": "qualcomm",
-    "groq.com": "groq", "sambanova.ai": "sambanova", "d-matrix.ai": "d-matrix", "project-hami.io": "nvidia",
-}  # fmt: skip
-"""Domain → vendor, by the words of `hetero_airflow.discovery.unprobed` (charts/hami/values.yaml of Project-HAMi/HAMi,
-and the makers' device plugins). HAMi's DRA driver, ``hami-core-gpu.project-hami.io``, divides NVIDIA's GPUs."""
 
 _MIXED_MAKERS = frozenset({"intel", "aws", "google"})
 """Makers with many resources that are no accelerators: only an accelerator's word in the name counts."""
@@ -201,7 +189,7 @@ def maker_of(name: str) -> str | None:
     """
     text = name.lower()
     labels = text.partition("/")[0].split(".")
-    maker = _MAKERS.get(".".join(labels[-2:]))
+    maker = MAKER_DOMAINS.get(".".join(labels[-2:]))
     if _OTHER_WORD.search(text):
         return None
     if maker is not None and maker not in _MIXED_MAKERS:

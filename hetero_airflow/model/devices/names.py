@@ -155,11 +155,27 @@ VGPU = re.compile(r"[0-9]{1,3}[abcq]")
 """The last word of a vGPU, a part of a GPU: ``A40-8Q`` (NVIDIA's vGPU guide, "Virtual GPU types")."""
 
 
-_RESOURCES = {
-    "nvidia.com": "nvidia", "amd.com": "amd", "google.com": "google", "huawei.com": "ascend", "habana.ai": "habana",
-    "gpu.intel.com": "intel", "aws.amazon.com": "aws",
+MAKER_DOMAINS: Mapping[str, str] = {
+    "nvidia.com": "nvidia", "amd.com": "amd", "xilinx.com": "xilinx", "huawei.com": "ascend", "habana.ai": "habana",
+    "furiosa.ai": "furiosa", "rebellions.ai": "rebellions", "hygon.com": "hygon", "cambricon.com": "cambricon",
+    "metax-tech.com": "metax", "iluvatar.ai": "iluvatar", "iluvatar.com": "iluvatar", "enflame.com": "enflame",
+    "mthreads.com": "mthreads", "kunlunxin.com": "kunlunxin", "birentech.com": "biren", "graphcore.ai": "graphcore",
+    "tenstorrent.com": "tenstorrent", "hailo.ai": "hailo", "intel.com": "intel", "amazon.com": "aws", "aws.com": "aws",
+    "amazonaws.com": "aws", "google.com": "google", "moorethreads.com": "mthreads", "qualcomm.com": "qualcomm",
+    "groq.com": "groq", "sambanova.ai": "sambanova", "d-matrix.ai": "d-matrix", "project-hami.io": "nvidia",
 }  # fmt: skip
-"""Domain of a Kubernetes resource → vendor."""
+"""Domain → vendor, by the words of `hetero_airflow.discovery.unprobed` (charts/hami/values.yaml of Project-HAMi/HAMi,
+and the makers' device plugins). HAMi's DRA driver, ``hami-core-gpu.project-hami.io``, divides NVIDIA's GPUs."""
+
+AMD_CHIPS: Mapping[str, tuple[int, int]] = {
+    "mi300x": (8, 192), "mi300a": (6, 128), "mi308x": (4, 192),
+    "mi325x": (8, 256), "mi350x": (8, 288), "mi355x": (8, 288),
+}  # fmt: skip
+"""Chip that can be partitioned → its compute dies (XCDs) and its memory in GiB. AMD's data sheets; amdgpu_xcp of the
+kernel's driver divides a chip into as many partitions as the mode says, ``cpx`` into one for each die."""
+
+AMD_MODES: Mapping[str, int] = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}
+"""Compute partition mode → partitions of a chip (ROCm, "MI300X GPU partitioning"). ``cpx`` makes one of each die."""
 
 _SYNONYMS = {
     "cuda": "nvidia", "rocm": "amd", "hip": "amd", "radeon": "amd", "instinct": "amd", "cann": "ascend",
@@ -314,6 +330,16 @@ def is_stem(word: str) -> bool:
     return word[-1].isalpha() and (word == "sxm" or any(character.isdigit() for character in word))
 
 
+def amd_chip(model: str) -> tuple[int, int] | None:
+    """The row of `AMD_CHIPS` for a model; None for a chip that can't be partitioned, or is not known.
+
+    >>> amd_chip("instinct-mi308x-oam"), amd_chip("instinct-mi210")
+    ((4, 192), None)
+    """
+    tokens = model_tokens(model)
+    return next((row for name, row in AMD_CHIPS.items() if matches_model(name, tokens)), None)
+
+
 def is_display_only(model: str) -> bool:
     """Whether a model is an adapter on which nothing computes, such as the DGX Station's.
 
@@ -401,7 +427,8 @@ def _device_of_resource(domain: str, name: str) -> str:
     >>> _device_of_resource("huawei.com", "ascend910b4"), _device_of_resource("gpu.intel.com", "xe")
     ('ascend/910b4', 'intel/gpu')
     """
-    vendor = _RESOURCES.get(domain, domain.split(".")[-2])
+    labels = domain.split(".")
+    vendor = MAKER_DOMAINS.get(".".join(labels[-2:]), labels[-2])
     model = name.removeprefix(vendor)
     if name.startswith("mig-"):
         return name

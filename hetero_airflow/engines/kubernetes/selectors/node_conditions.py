@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from packaging.specifiers import SpecifierSet
@@ -203,24 +204,17 @@ def _amd(alternative: Alternative, is_model_specific: bool) -> Terms:
     return all_of(*conditions)
 
 
-def _ascend(alternative: Alternative, is_model_specific: bool) -> Terms:
-    _refuse_set(alternative, "ascend", "share", "memory", "driver")
+def _by_product(
+    vendor: str, known: tuple[str, ...], label: str, alternative: Alternative, is_model_specific: bool
+) -> Terms:
+    """For a vendor of which one label names the model, and no label anything else."""
+    _refuse_set(alternative, vendor, "share", "memory", "driver")
     if alternative.model is None or is_model_specific:
         return ALWAYS
-    names = products.products_of(alternative.model, products.ASCEND)
+    names = products.products_of(alternative.model, known)
     if not names:
-        raise products.unknown_model("ascend", alternative.model, CHIP)
-    return term_of(is_in(CHIP, names))
-
-
-def _intel(alternative: Alternative, is_model_specific: bool) -> Terms:
-    _refuse_set(alternative, "intel", "share", "memory", "driver")
-    if alternative.model is None or is_model_specific:
-        return ALWAYS
-    names = products.products_of(alternative.model, products.INTEL)
-    if not names:
-        raise products.unknown_model("intel", alternative.model, INTEL_PRODUCT)
-    return term_of(is_in(INTEL_PRODUCT, names))
+        raise products.unknown_model(vendor, alternative.model, label)
+    return term_of(is_in(label, names))
 
 
 def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
@@ -244,7 +238,13 @@ def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
 
 
 _VENDORS: Mapping[str, Callable[[Alternative, bool], Terms]] = MappingProxyType(
-    {"nvidia": _nvidia, "amd": _amd, "ascend": _ascend, "google": _google, "intel": _intel}
+    {
+        "nvidia": _nvidia,
+        "amd": _amd,
+        "google": _google,
+        "ascend": partial(_by_product, "ascend", products.ASCEND, CHIP),
+        "intel": partial(_by_product, "intel", products.INTEL, INTEL_PRODUCT),
+    }
 )
 
 _REMEDIES = {

@@ -14,16 +14,6 @@ from hetero_airflow.model.devices.names import PRODUCTS, matches_model, model_to
 
 NVIDIA, AMD, INTEL, ASCEND = (tuple(PRODUCTS[vendor]) for vendor in ("nvidia", "amd", "intel", "ascend"))
 
-AMD_CHIPS: Mapping[str, tuple[int, int]] = {
-    "mi300x": (8, 192), "mi300a": (6, 128), "mi308x": (4, 192),
-    "mi325x": (8, 256), "mi350x": (8, 288), "mi355x": (8, 288),
-}  # fmt: skip
-"""Chip that can be partitioned → its compute dies (XCDs) and its memory in GiB. AMD's data sheets; amdgpu_xcp of the
-kernel's driver divides a chip into as many partitions as the mode says, ``cpx`` into one for each die."""
-
-AMD_MODES: Mapping[str, int] = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4}
-"""Compute partition mode → partitions of a chip (ROCm, "MI300X GPU partitioning"). ``cpx`` makes one of each die."""
-
 GOOGLE: Mapping[str, str] = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",

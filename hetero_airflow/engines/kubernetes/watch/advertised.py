@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from hetero_airflow.engines.kubernetes.resources import DOMAINS, RESOURCES, accelerator_word, maker_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions as labels_of
-from hetero_airflow.engines.kubernetes.selectors.products import AMD_CHIPS, AMD_MODES, GOOGLE
-from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, kind_of, matches_model, model_tokens
+from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
+from hetero_airflow.model.devices.names import AMD_MODES, KINDS, MODELS, VENDORS, amd_chip, kind_of
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_CHIPS, _MAX_PARTS = 8, 8
@@ -336,7 +336,7 @@ def _gke_partition(name: str, node: Node) -> tuple[str | None, _Share]:
 
 def _amd(name: str, mode: str | None, model: str, memory: int, node: Node) -> tuple[str | None, int, _Share]:
     """Partition, memory and sharing. The mode is in the resource's name, or in a label."""
-    chip = next((sizes for word, sizes in AMD_CHIPS.items() if matches_model(word, model_tokens(model))), None)
+    chip = amd_chip(model)
     modes = {mode} if mode else _amd_modes(node.labels)
     match = _MODE.fullmatch(next(iter(modes))) if len(modes) == 1 else None
     if modes and match is None:

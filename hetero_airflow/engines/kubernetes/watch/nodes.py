@@ -19,14 +19,13 @@ from hetero_airflow.engines.kubernetes.watch.advertised import Advertised, Node,
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.topology import SITE_LABEL
-from hetero_airflow.model.worker import MAX_DEVICES, Worker, WorkerState
+from hetero_airflow.model.worker import MAX_DEVICES, MAX_PROBLEMS, Worker, WorkerState
 from hetero_airflow.units import MAX_BYTES
 
 ENGINE = "kubernetes"
 
 _MAX_CORES = 4096
 _MAX_VERSION = 64
-_MAX_PROBLEMS = 32
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 _MAYBE_SAME = (
     "a device plugin of its vendor offers a resource that is not understood, which may be the same device: use either "
@@ -61,7 +60,7 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
         devices=(*_cpu(node, labels, problem), *accelerators),
         runtime=_runtime(labels),
         labels=labels,
-        problems=tuple([*([problem] if problem else []), *lines][:_MAX_PROBLEMS]),
+        problems=tuple([*([problem] if problem else []), *lines][:MAX_PROBLEMS]),
         state=WorkerState.ONLINE if _is_ready(node) else WorkerState.LOST,
     )
 
@@ -82,7 +81,7 @@ def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
         for device in added
     ]
     room = MAX_DEVICES - len(worker.devices)
-    problems = (*worker.problems, *dict.fromkeys(_unread_lines(devices, plugged)))[:_MAX_PROBLEMS]
+    problems = (*worker.problems, *dict.fromkeys(_unread_lines(devices, plugged)))[:MAX_PROBLEMS]
     return worker.model_copy(update={"devices": (*worker.devices, *added[:room]), "problems": problems})
 
 
