@@ -250,6 +250,8 @@ def known_vendors(model: str) -> tuple[str, ...]:
     >>> known_vendors("h100-sxm"), known_vendors("a100-80gb"), known_vendors("h100-sxm9"), known_vendors("titan-rtx")
     (('nvidia',), ('nvidia',), (), ('nvidia',))
     """
+    if not model[:1].isalnum():
+        return ()  # as in "gpu:" and "gpu:-1"
     return tuple(dict.fromkeys(row.vendor for row in known_products() if matches_model(model, row.tokens)))
 
 
