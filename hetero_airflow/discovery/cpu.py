@@ -34,9 +34,10 @@ import psutil
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.cgroup import cpu_quota, memory_limits, usable_cores
 from hetero_airflow.discovery.sources.tools_and_files import read_text
-from hetero_airflow.discovery.sources.values import to_bytes, to_count, to_ids, to_number, to_word
+from hetero_airflow.discovery.sources.values import to_bytes, to_count, to_ids, to_number, to_text, to_word
 from hetero_airflow.errors import ProbeError
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.names import architecture_of
 
 DEVICE_ID = "cpu"
 
@@ -112,6 +113,7 @@ def parse(facts: Mapping[str, Any]) -> ProbeResult:
         index=0,
         memory_bytes=total,
         cores=usable,
+        capability=architecture_of(str(facts.get("machine"))) or to_text(facts.get("machine"), limit=64),
         details={
             "sockets": len({p for p in facts.get("packages") or () if p}) or None,
             "numa_nodes": len(facts.get("nodes") or ()) or None,

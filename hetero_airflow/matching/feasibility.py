@@ -229,6 +229,10 @@ def _software_rejection(alternative: Alternative, shape: Shape) -> Rejection | N
         if not matches_label(value, shape.labels.get(name)):
             found = f"{name}={shape.labels[name]}" if name in shape.labels else f"no label {name}"
             return make_rejection(ReasonCode.LABELS, f"{name}={value}", found)
+    architecture = shape.cpu_device.capability if shape.cpu_device else None
+    if alternative.architecture not in (None, architecture):
+        asked = f"architecture={alternative.architecture}"
+        return make_rejection(ReasonCode.RUNTIME, asked, f"architecture: {architecture or 'unknown'}")
     if not alternative.spot and is_spot_worker(shape.labels):
         return make_rejection(ReasonCode.LABELS, "spot=False", f"{SPOT_LABEL}={shape.labels[SPOT_LABEL]}")
     return None

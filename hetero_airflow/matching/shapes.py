@@ -105,5 +105,5 @@ class Shapes:
 def _device_key(device: Device) -> tuple[object, ...]:
     return (
         device.vendor, device.kind, device.model, device.partition, device.memory_bytes, len(device.cores),
-        device.driver, device.leasable, device.problem, device.numa_node, device.simulated,
+        device.driver, device.capability, device.leasable, device.problem, device.numa_node, device.simulated,
     )  # fmt: skip

@@ -50,6 +50,7 @@ class DeviceOption(Quota, total=False):
     driver: str
     labels: Mapping[str, str]
     topology: str
+    architecture: Annotated[str, Field(description="The worker's CPU architecture.", examples=["x86-64", "aarch64"])]
     spot: bool
 
 

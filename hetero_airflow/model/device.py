@@ -60,7 +60,8 @@ class Device(BaseModel):
     problem: str | None = Field(default=None, max_length=500)
     driver: str | None = Field(default=None, max_length=64)
     capability: str | None = Field(default=None, max_length=64)
-    """What compiled code must support: CUDA compute capability (``8.0``), ROCm target (``gfx942``)."""
+    """What compiled code must support: CUDA compute capability (``8.0``), ROCm target (``gfx942``), and for a CPU its
+    architecture (``x86-64``)."""
     numa_node: int | None = None
     pci: str | None = Field(default=None, max_length=64)
     peers: tuple[str, ...] = ()

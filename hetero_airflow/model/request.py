@@ -22,6 +22,7 @@ from hetero_airflow.model.devices.names import parse_device
 from hetero_airflow.model.request_fields import (
     LABELS_DESCRIPTION,
     MAX_COUNT,
+    ArchitectureField,
     ByteRangeField,
     HostMemoryField,
     LabelsField,
@@ -86,6 +87,8 @@ class Alternative(BaseModel):
     runtime: RuntimeField = Field(default_factory=dict)
     driver: SpecifierField = None
     labels: LabelsField = Field(default_factory=dict, description=LABELS_DESCRIPTION)
+    architecture: ArchitectureField = None
+    """The worker's CPU architecture, which binary packages are built for: ``x86-64``, ``aarch64``."""
     spot: SpotField = True
     """Whether it may run on spot workers, see `is_spot_worker`."""
     topology: TopologyField = None
@@ -156,6 +159,7 @@ class Alternative(BaseModel):
         extras += [f"{name}{spec}" for name, spec in self.runtime.items()]
         extras += [f"driver{self.driver}"] if self.driver else []
         extras += [f"{name}={value}" for name, value in self.labels.items()]
+        extras += [f"architecture={self.architecture}"] if self.architecture else []
         extras += ["spot=False"] if not self.spot else []
         extras += [f"topology={self.topology}"] if self.topology else []
         return f"{amount} {self.device_text}" + (f" ({', '.join(extras)})" if extras else "")

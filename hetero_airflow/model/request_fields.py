@@ -11,6 +11,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
 
 from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.model.devices.names import ARCHITECTURES, architecture_of
 from hetero_airflow.model.topology import Topology
 from hetero_airflow.units import ByteRange, check_plain_bytes, parse_bytes
 from hetero_airflow.validation import did_you_mean, first_problem
@@ -102,6 +103,15 @@ def _read_spot(value: object) -> object:
     )
 
 
+def _architecture(name: object) -> str:
+    known = architecture_of(name) if isinstance(name, str) else None
+    if known is None:
+        hint = did_you_mean(name, ARCHITECTURES) if isinstance(name, str) else ""
+        remedy = f"{hint}Use {', '.join(ARCHITECTURES)}"
+        raise RequestError("architecture", name, found="no known CPU architecture", remedy=remedy)
+    return known
+
+
 _read_size = _optional(lambda value: parse_bytes(value, "host_memory"))
 _read_driver = _optional(lambda value: _specifier(value, "driver"))
 
@@ -119,6 +129,7 @@ TopologyField = Annotated[
     ),
     PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
 ]
+ArchitectureField = Annotated[str | None, BeforeValidator(_optional(_architecture), json_schema_input_type=str | None)]
 SpotField = Annotated[bool, BeforeValidator(_read_spot, json_schema_input_type=bool)]
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]

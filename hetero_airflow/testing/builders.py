@@ -52,7 +52,7 @@ def a_device(id: str = "GPU-0", model: str = "a100-sxm4-40gb", memory: str = "40
 
 def a_cpu(cores: int = 8, memory: str = "64GiB", **fields: Any) -> Device:
     """The CPU device of a host."""
-    values = {"vendor": "generic", "kind": "cpu", "model": "x86-64", "index": 0} | fields
+    values = {"vendor": "generic", "kind": "cpu", "model": "x86-64", "index": 0, "capability": "x86-64"} | fields
     return Device(id="cpu", memory_bytes=parse_bytes(memory), cores=tuple(range(cores)), **values)
 
 

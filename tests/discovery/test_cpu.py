@@ -47,6 +47,7 @@ def test_the_host_is_one_device_with_the_cores_it_may_use(epyc):
                 index=0,
                 memory_bytes=32 * GIB,
                 cores=(0, 1, 2, 3, 6),
+                capability="x86-64",
                 details=details,
             ),
         ),
@@ -75,6 +76,7 @@ def test_an_arm_host_without_a_model_name_is_called_by_its_architecture(epyc, fi
     facts = epyc | {"cpuinfo": fixture_text("cpu/cpuinfo-kunpeng.txt"), "machine": "aarch64"}
     device = cpu.parse(facts).devices[0]
     assert (device.vendor, device.model, device.details["clock_mhz"]) == ("hisilicon", "aarch64", None)
+    assert (device.capability, cpu.parse(epyc).devices[0].capability) == ("aarch64", "x86-64")
 
 
 @pytest.mark.parametrize(

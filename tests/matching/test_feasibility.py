@@ -117,6 +117,17 @@ def test_a_device_meets_the_conditions_or_has_a_reason(
             a_worker(),
             Reason(ReasonCode.HOST_MEMORY, "65GiB of host memory", "64GiB"),
         ),
+        (an_alternative({"device": "gpu", "architecture": "amd64"}), a_worker(), None),
+        (
+            an_alternative({"device": "gpu", "architecture": "arm64"}),
+            a_worker(),
+            Reason(ReasonCode.RUNTIME, "architecture=aarch64", "architecture: x86-64"),
+        ),
+        (
+            an_alternative({"device": "gpu", "architecture": "x86-64"}),
+            a_worker(devices=(A100, a_cpu(capability=None))),
+            Reason(ReasonCode.RUNTIME, "architecture=x86-64", "architecture: unknown"),
+        ),
         (an_alternative("gpu", labels={"zone": "eu"}), a_worker(labels={"zone": "eu", "x": "y"}), None),
         (an_alternative("gpu", labels={"rack": "!7"}), a_worker(labels={"rack": "8"}), None),
         (an_alternative("gpu", labels={"rack": "!7"}), a_worker(), None),

@@ -153,6 +153,8 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"topology": "rak@10m"}, "topology", '"rack"'),
     ({"topology": "nvlink@10 minutes"}, "topology", '"10m"'),
     ({"topology": True}, "topology", '"nvlink@10m"'),
+    ({"device": {"device": "gpu", "architecture": "x86"}}, "architecture", '"x86-64"'),
+    ({"device": {"device": "gpu", "architecture": 64}}, "architecture", "Use x86-64, aarch64"),
     ({"spot": "no"}, "spot", "False for no spot worker"),
     ({"spot": 0}, "spot", "False for no spot worker"),
     ({"spot": False, "labels": {"hetero/spot": "true"}}, "spot", "Leave one of the two out"),

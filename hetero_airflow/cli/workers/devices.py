@@ -83,7 +83,7 @@ def _identity(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
     yield device.id
     if device.parent is not None:
         yield f"instance of {_short_name(device.parent, devices)}"
-    facts = {"driver": device.driver, "capability": device.capability}
+    facts = {"driver": device.driver, "architecture" if device.kind == "cpu" else "capability": device.capability}
     fact_texts = [f"{name} {value}" for name, value in facts.items() if value]
     if fact_texts:
         yield ", ".join(fact_texts)

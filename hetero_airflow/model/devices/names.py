@@ -50,6 +50,17 @@ VENDORS: dict[str, str] = {
 }
 """Vendor → the kind of its devices where a request names no kind. Intel's FPGAs are ``intel/fpga``, or a model."""
 
+ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "x86-64": ("amd64", "x86_64", "x64"),
+    "aarch64": ("arm64",),
+    "ppc64le": (),
+    "riscv64": (),
+    "s390x": (),
+    "loongarch64": ("loong64",),
+}
+"""CPU architecture, as Python's ``platform.machine()`` calls it, but for x86 → its other names. The first one is Go's,
+which Kubernetes has in the label ``kubernetes.io/arch`` (go/build, syslist.go), where it differs."""
+
 _INTEL_FPGA = re.compile(r"(?:.*-)?(?:arria|stratix|agilex|cyclone|pac-|n[356]\d{3}\b).*")
 """Models of Intel's FPGAs, and of the cards that have one (the ids in ``drivers/fpga/dfl-pci.c`` of the kernel)."""
 
@@ -360,6 +371,16 @@ def best_matching_model(models: Iterable[str], model: str) -> str | None:
     tokens = model_tokens(model)
     matching = (name for name in models if matches_model(name, tokens))
     return max(matching, key=lambda name: (name.count("-"), len(name), name), default=None)
+
+
+def architecture_of(name: str) -> str | None:
+    """The architecture of a name; None if it is not known.
+
+    >>> architecture_of("AMD64"), architecture_of("arm64"), architecture_of("sparc")
+    ('x86-64', 'aarch64', None)
+    """
+    word = name.strip().lower()
+    return next((known for known, others in ARCHITECTURES.items() if word in (known, *others)), None)
 
 
 # -- the grammar -------------------------------------------------------------------------------------------------------

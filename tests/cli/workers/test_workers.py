@@ -220,7 +220,7 @@ Worker host-a: 3 accelerators to lease, 1 of them simulated
 DEVICE                                    MEMORY      USE            PLACE                  LEASABLE
 generic/x86-64 (cpu 0)                    32GiB free  25%                                   yes
 cpu                                       of 64GiB
-                                          1 core
+architecture x86-64                       1 core
 nvidia/a100-sxm4-40gb (gpu 0)             39GiB free  3%             NUMA 0                 yes
 GPU-5a3c1f2e-8c1b-4a0e-9d52-1f2f3a4b5c6d  of 40GiB    41 °C          0000:07:00.0
 driver 550.54.15, capability 8.0                      72 W           linked to gpu 1,

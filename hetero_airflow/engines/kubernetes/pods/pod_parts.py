@@ -59,7 +59,7 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
     {'nvidia.com/gpu': '2', 'cpu': '4'}
     """
     alternative = request.alternatives[0]
-    labels = all_of(node_conditions.label_terms(alternative.labels), node_conditions.spot_terms(alternative))
+    labels = node_conditions.worker_terms(alternative)
     amounts: dict[str, str]
     tolerated: tuple[str, ...]
     environment: Mapping[str, str]
@@ -103,7 +103,7 @@ def claim_parts(
         return pod_parts(request, options, queue)
     claimable = [first, *takewhile(is_claimable, request.alternatives[1:])]
     claimed = claimable if device_classes is None else _with_class(claimable, device_classes)
-    for name in ("labels", "spot"):
+    for name in ("labels", "architecture", "spot"):
         if any(getattr(alternative, name) != getattr(claimed[0], name) for alternative in claimed):
             raise RequestError(
                 name,
@@ -114,7 +114,7 @@ def claim_parts(
     keys = tuple(dict.fromkeys(key for alternative in claimed for key in TAINTS.get(vendor_of(alternative), ())))
     return PodParts(
         amounts=_host_amounts(claimed),
-        terms=all_of(node_conditions.label_terms(claimed[0].labels), node_conditions.spot_terms(claimed[0])),
+        terms=node_conditions.worker_terms(claimed[0]),
         tolerated=keys,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),

@@ -28,6 +28,7 @@ from hetero_airflow.engines.kubernetes.selectors.affinity import (
 )
 from hetero_airflow.engines.kubernetes.selectors.versions import version_terms
 from hetero_airflow.errors import RequestError
+from hetero_airflow.model.devices.names import ARCHITECTURES
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import SPOT_LABEL
 from hetero_airflow.units import ByteRange, nominal_range
@@ -43,6 +44,7 @@ INSTANCES = "nvidia.com/gpu.slices.gi"
 DRIVER = tuple(f"nvidia.com/cuda.driver-version.{part}" for part in ("major", "minor", "revision"))
 CUDA = tuple(f"nvidia.com/cuda.runtime-version.{part}" for part in ("major", "minor"))
 AMD_PRODUCT, AMD_MEMORY, AMD_DRIVER = (f"amd.com/gpu.{part}" for part in ("product-name", "vram", "driver-version"))
+ARCHITECTURE = "kubernetes.io/arch"
 CHIP = "node.kubernetes.io/npu.chip.name"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TPU_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
@@ -85,11 +87,18 @@ def label_terms(labels: Mapping[str, str]) -> Terms:
     return (tuple(term),)
 
 
-def spot_terms(alternative: Alternative) -> Terms:
-    """The condition that keeps an alternative from spot nodes, if it does not accept them."""
-    if alternative.spot:
-        return ALWAYS
-    return (Requirement(SPOT_LABEL, "DoesNotExist"),), (is_in(SPOT_LABEL, ["false"]),)
+def worker_terms(alternative: Alternative) -> Terms:
+    """The conditions on nodes for the labels, the CPU architecture and the refusal of spot nodes of an alternative.
+
+    :raises RequestError: Kubernetes accepts no such label
+    """
+    terms = label_terms(alternative.labels)
+    if alternative.architecture is not None:
+        name = (*ARCHITECTURES[alternative.architecture], alternative.architecture)[0]
+        terms = all_of(terms, term_of(is_in(ARCHITECTURE, [name])))
+    if not alternative.spot:
+        terms = all_of(terms, ((Requirement(SPOT_LABEL, "DoesNotExist"),), (is_in(SPOT_LABEL, ["false"]),)))
+    return terms
 
 
 def device_terms(alternative: Alternative, vendor: str, *, is_model_specific: bool) -> Terms:

@@ -18,6 +18,7 @@ from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.watch.advertised import Advertised, Node, device_word, read_advertised
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.names import architecture_of
 from hetero_airflow.model.topology import SITE_LABEL
 from hetero_airflow.model.worker import MAX_DEVICES, MAX_PROBLEMS, Worker, WorkerState
 from hetero_airflow.units import MAX_BYTES
@@ -152,10 +153,11 @@ def _cpu(node: Any, labels: Mapping[str, str], problem: str | None) -> Iterator[
             labels.get(node_conditions.CPU_VENDOR, ""), "generic"
         ),
         kind="cpu",
-        model=device_word(labels.get("kubernetes.io/arch", "cpu")),
+        model=device_word(labels.get(node_conditions.ARCHITECTURE, "cpu")),
         index=0,
         memory_bytes=min(int(amounts.get("memory", 0)), MAX_BYTES),
         cores=tuple(range(cores)),
+        capability=architecture_of(labels.get(node_conditions.ARCHITECTURE, "")),
         leasable=problem is None,
         problem=problem,
     )

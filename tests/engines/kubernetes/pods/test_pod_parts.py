@@ -275,3 +275,9 @@ def test_a_request_without_spot_keeps_away_from_spot_nodes():
     mixed = DeviceRequest.parse(["nvidia/a100", {"device": "nvidia/h100", "spot": False}])
     with pytest.raises(RequestError, match="Give spot once"):
         claim_parts(mixed, ClusterOptions())
+
+
+def test_an_architecture_is_the_label_of_kubernetes():
+    request = DeviceRequest.parse({"device": "nvidia", "architecture": "aarch64"})
+    for parts in (pod_parts(request, ClusterOptions()), claim_parts(request, ClusterOptions())):
+        assert all(is_in("kubernetes.io/arch", ["arm64"]) in term for term in parts.terms)

@@ -72,6 +72,7 @@ def test_a_node_becomes_a_worker_with_its_devices():
         index=0,
         memory_bytes=527952 * 2**20,
         cores=tuple(range(63)),
+        capability="x86-64",
     )
     assert accelerators(worker) == [
         Device(
