@@ -19,7 +19,8 @@ from hetero_airflow.runtime import current_lease
 @task.device(device="gpu:0.5")
 def use_half(name: str) -> str:
     lease = current_lease()
-    print(f"{name} can use {lease.memory_bytes / 2**30:g} GiB of {', '.join(lease.ids)}")
+    size = "half" if lease.memory_bytes is None else f"{lease.memory_bytes / 2**30:g} GiB"
+    print(f"{name} can use {size} of {', '.join(lease.ids)}")
     time.sleep(5)  # the work
     return str(lease)
 

@@ -60,6 +60,7 @@ from hetero_airflow.discovery.sources.values import (
 )
 from hetero_airflow.errors import ProbeError, shorten
 from hetero_airflow.model.device import NODE_KEY, Device, Telemetry
+from hetero_airflow.model.devices.memory import INTEGRATED_KEY, SET_ASIDE_KEY, is_integrated
 from hetero_airflow.model.devices.names import AMD_MODES, amd_chip
 
 MAX_GPUS = 256
@@ -69,6 +70,9 @@ _MIB = 1 << 20
 _MODE = re.compile(r"(spx|dpx|tpx|qpx|cpx)(?:[_-](nps[0-9]))?")
 _MAX_PARTS = 8
 """Of a chip that is not known; no chip of AMD has more."""
+
+_HOST_MEMORY = ("DDR", "LPDDR")
+"""How the types of a host's memory begin; a card has GDDR or HBM."""
 
 _REPORT = 'update hetero-airflow, or report the output of "amd-smi static --json"'
 
@@ -149,7 +153,7 @@ def parse(
         device = _with_partition(_device(number, gpu, ids, links.get(number, {})), gpu, chips)
         problem = device.problem or _doubt(gpu) or (_NO_NODE if rocr_gpus is not None and number not in nodes else None)
         device = device.model_copy(update={"problem": problem, "leasable": problem is None})
-        devices.append(_with_node(device, nodes.get(number)))
+        devices.append(_without_set_aside(_with_node(device, nodes.get(number)), gpu))
     metrics = _gpus(metric)
     telemetry = tuple(
         _telemetry(device, metrics[number]) for number, device in zip(gpus, devices, strict=True) if number in metrics
@@ -250,7 +254,7 @@ def _with_partition(device: Device, gpu: Mapping[str, Any], chips: Mapping[str, 
         update={
             "partition": f"{mode[1]}-{memory_mode}",
             "parent": f"chip {chip or device.id}",
-            "memory_bytes": _part(device.memory_bytes, count, known[1] << 30 if known else 0),
+            "memory_bytes": device.memory_bytes and _part(device.memory_bytes, count, known[1] << 30 if known else 0),
         }
     )
 
@@ -265,11 +269,22 @@ def _part(memory_bytes: int, count: int, chip_bytes: int) -> int:
 
 
 def _with_node(device: Device, node: KfdNode | None) -> Device:
-    """The device with ROCr's number and the node that its users open."""
+    """The device with ROCr's number, the node that its users open, and its target where amd-smi gives none."""
     if node is None:
         return device
     details = device.details | ({NODE_KEY: node.render_node} if node.render_node else {})
-    return device.model_copy(update={"index": node.number, "details": details})
+    target = device.capability or node.target
+    return device.model_copy(update={"index": node.number, "details": details, "capability": target})
+
+
+def _without_set_aside(device: Device, gpu: Mapping[str, Any]) -> Device:
+    """The device; of an integrated GPU, amd-smi gives only the memory that the firmware sets aside."""
+    if (to_text(_at(gpu, "vram", "type")) or "").startswith(_HOST_MEMORY):
+        device = device.model_copy(update={"details": device.details | {INTEGRATED_KEY: True}})
+    if not is_integrated(device):
+        return device
+    details = device.details | {SET_ASIDE_KEY: device.memory_bytes}
+    return device.model_copy(update={"memory_bytes": None, "details": details})
 
 
 def _entries(answer: Any) -> Sequence[Any] | None:
@@ -314,7 +329,7 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
         kind="gpu",
         model=_model(gpu),
         index=number,
-        memory_bytes=_memory(gpu) or 0,
+        memory_bytes=_memory(gpu),
         driver=to_version(driver) or driver,
         capability=target if target and target.startswith("gfx") else None,
         numa_node=node,
@@ -339,10 +354,10 @@ def _model(gpu: Mapping[str, Any]) -> str:
 
 def _telemetry(device: Device, metric: Mapping[str, Any]) -> Telemetry:
     free = to_bytes(_at(metric, "mem_usage", "free_vram"), _MIB)
-    is_of_chip = device.partition is not None and free is not None and free > device.memory_bytes
+    is_of_chip = device.partition is not None and free is not None and free > (device.memory_bytes or 0)
     return Telemetry(
         device_id=device.id,
-        memory_free_bytes=None if is_of_chip else free,
+        memory_free_bytes=None if is_of_chip or is_integrated(device) else free,
         utilization=to_share(_at(metric, "usage", "gfx_activity")),
         temperature_c=_first(_at(metric, "temperature", sensor) for sensor in ("hotspot", "edge")),
         power_w=to_number(_at(metric, "power", "socket_power")),

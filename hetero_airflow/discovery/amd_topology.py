@@ -10,6 +10,7 @@ number of a board need not be the unique id (ROCm/rocm-systems issues 3041 and 3
     location_id 8960          (bus, device and function of its PCI address: 23:00.0)
     domain 0
     drm_render_minor 128
+    gfx_target_version 90010
     unique_id 12345678901234567890
 
 The partitions of a chip have the same address; the number of the partition is in the last 3 or in the first 4 of the 32
@@ -40,6 +41,8 @@ class KfdNode(NamedTuple):
     """The PCI address without the function: ``0000:23:00``."""
     partition: int
     render_node: str | None
+    target: str | None = None
+    """``gfx90a``."""
 
 
 def read_nodes(folder: Path = NODES) -> list[dict[str, int]]:
@@ -64,10 +67,20 @@ def kfd_gpus(nodes: Iterable[Mapping[str, int]]) -> list[KfdNode]:
             f"GPU-{unique_id:016x}" if unique_id and unique_ids[unique_id] == 1 else None,
             *_place(node),
             f"/dev/dri/renderD{node['drm_render_minor']}" if node.get("drm_render_minor") else None,
+            _target(node.get("gfx_target_version", 0)),
         )
         for index, node in enumerate(gpus)
         for unique_id in (node.get("unique_id", 0),)
     ]
+
+
+def _target(version: int) -> str | None:
+    """The name of a ``gfx_target_version``: major, minor and stepping, two digits each.
+
+    >>> _target(90010), _target(110501), _target(0)
+    ('gfx90a', 'gfx1151', None)
+    """
+    return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
 
 
 def _place(node: Mapping[str, int]) -> tuple[str, int]:

@@ -153,7 +153,7 @@ def _device(chip: ChipRows, index: int | None, chips_on_card: int, *, is_alone: 
         kind="npu",
         model=_model(chip.values.get("name", ""), chips_on_card, is_numbered="phy-id" in chip.values),
         index=index or 0,
-        memory_bytes=total or 0,
+        memory_bytes=total,
         leasable=health in _HEALTHY and doubt is None and index is not None,
         problem=problem,
         pci=pci,

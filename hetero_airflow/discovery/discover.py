@@ -23,6 +23,7 @@ from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_text
 from hetero_airflow.discovery.unprobed import unprobed
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.memory import with_host_memory
 from hetero_airflow.model.worker import MAX_DEVICES, MAX_PROBLEMS, Inventory, Worker
 from hetero_airflow.registry import names
 
@@ -86,7 +87,7 @@ def build_inventory(
     worker = Worker(
         id=worker_id,
         host=socket.gethostname() or "localhost",
-        devices=tuple(devices.values()),
+        devices=with_host_memory(devices.values()),
         runtime=software,
         labels=dict(labels),
         problems=tuple(problems)[:MAX_PROBLEMS],

@@ -115,7 +115,7 @@ def parse(cards: Sequence[Mapping[str, Any]], managers: Sequence[Mapping[str, An
                 kind="fpga",
                 model=_chip(name),
                 index=len(devices),
-                memory_bytes=0,
+                memory_bytes=None,
                 details={"state": state},
             )
         )

@@ -318,7 +318,7 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
         kind="gpu",
         model=to_model(gpu.get("name")),
         index=index,
-        memory_bytes=to_bytes((gpu.get("memory") or {}).get("total")) or 0,
+        memory_bytes=to_bytes((gpu.get("memory") or {}).get("total")),
         leasable=problem is None,
         problem=problem,
         driver=driver,
@@ -344,7 +344,7 @@ def _instance(mig: Mapping[str, Any], parent: Device, fault: str | None) -> Devi
         update={
             "id": to_text(mig.get("uuid"), limit=128) or f"{parent.id}/{index}",
             "index": index,
-            "memory_bytes": to_bytes((mig.get("memory") or {}).get("total")) or 0,
+            "memory_bytes": to_bytes((mig.get("memory") or {}).get("total")) or None,
             "partition": to_word(profile[1]) if profile else "unknown",
             "parent": parent.id,
             "leasable": fault is None,

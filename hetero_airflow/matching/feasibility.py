@@ -23,6 +23,8 @@ from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 _STAGES = {code: stage for stage, code in enumerate(ReasonCode)}
 """The members of `ReasonCode` stand in the order of the checks. A worker that fails late is close to a fit."""
 
+INTEGRATED_GPU = "an integrated GPU, which only a request that names it gets"
+
 MAX_VERSION = 128
 """A longer text is no version. The limit keeps hostile texts away from the parser."""
 
@@ -92,7 +94,7 @@ def feasibility_of(alternative: Alternative, shape: Shape) -> Feasibility:
     """Whether the alternative can run on the workers of a shape."""
     suitable, nearest = [], None
     for position, device in enumerate(shape.devices):
-        rejection = _device_rejection(alternative, device)
+        rejection = _device_rejection(alternative, device) or _integrated_rejection(alternative, shape, position)
         if rejection is None and (device.kind != "cpu" or position == shape.cpu):
             suitable.append(position)
         elif rejection is not None and (nearest is None or rejection.closeness > nearest.closeness):
@@ -127,7 +129,8 @@ def device_need(alternative: Alternative, device: Device) -> ResourceNeed:
     """
     if device.kind == "cpu":
         return ResourceNeed(MILLI_PER_DEVICE * alternative.count, alternative.host_memory or 0)
-    return ResourceNeed(alternative.share_milli, device.memory_bytes * alternative.share_milli // MILLI_PER_DEVICE)
+    size = device.memory_bytes or 0  # of unknown memory, only the share counts
+    return ResourceNeed(alternative.share_milli, size * alternative.share_milli // MILLI_PER_DEVICE)
 
 
 def host_need(alternative: Alternative) -> ResourceNeed | None:
@@ -205,9 +208,27 @@ def _device_rejection(alternative: Alternative, device: Device) -> Rejection | N
     return _memory_rejection(alternative, device) or _driver_rejection(alternative, device)
 
 
+def _integrated_rejection(alternative: Alternative, shape: Shape, position: int) -> Rejection | None:
+    """Why the request does not get an integrated GPU beside a card: its model must name that GPU, and not the card."""
+    if position not in shape.integrated or _names_no_card(alternative, shape):
+        return None
+    found = f"{shape.devices[position]}, {INTEGRATED_GPU}"
+    return make_rejection(ReasonCode.MODEL, alternative.device_text, found)
+
+
+def _names_no_card(alternative: Alternative, shape: Shape) -> bool:
+    cards = (device for p, device in enumerate(shape.devices) if device.kind == "gpu" and p not in shape.integrated)
+    model = alternative.model
+    return model is not None and not any(matches_model(model, device_tokens(card)) for card in cards)
+
+
 def _memory_rejection(alternative: Alternative, device: Device) -> Rejection | None:
+    if alternative.memory is None:
+        return None
+    if device.memory_bytes is None:
+        return make_rejection(ReasonCode.MEMORY, str(alternative.memory), "unknown")
     size = device_need(alternative, device).memory_bytes
-    if alternative.memory is None or alternative.memory.holds(size):
+    if alternative.memory.holds(size):
         return None
     share = "" if alternative.share is None else f" for a share of {alternative.share:g}"
     return make_rejection(ReasonCode.MEMORY, str(alternative.memory), f"{format_bytes(size)}{share}", amount=size)
@@ -253,18 +274,24 @@ def _count_rejection(alternative: Alternative, shape: Shape, suitable: Sequence[
         return make_rejection(ReasonCode.COUNT, f"{alternative.count} cores", str(cores))
     if len(suitable) >= alternative.count:
         return None
-    asked = f"{alternative.count} × {alternative.device_text}"
-    return make_rejection(ReasonCode.COUNT, asked, str(len(suitable)), amount=len(suitable))
+    asked, found = f"{alternative.count} × {alternative.device_text}", str(len(suitable))
+    left_out = [
+        p for p in shape.integrated if p not in suitable and not _device_rejection(alternative, shape.devices[p])
+    ]
+    if left_out:
+        found += f", and {shape.devices[min(left_out)]}, {INTEGRATED_GPU}"
+    return make_rejection(ReasonCode.COUNT, asked, found, amount=len(suitable))
 
 
 def _host_rejection(alternative: Alternative, shape: Shape) -> Rejection | None:
     cpu = shape.cpu_device
-    cores, memory = (len(cpu.cores), cpu.memory_bytes) if cpu else (0, 0)
+    cores, memory = (len(cpu.cores), cpu.memory_bytes or 0) if cpu else (0, 0)
     if alternative.cpus is not None and alternative.cpus > cores:
         return make_rejection(ReasonCode.CPUS, f"{alternative.cpus} cores", str(cores), amount=cores)
     if alternative.host_memory is not None and alternative.host_memory > memory:
         asked = f"{format_bytes(alternative.host_memory)} of host memory"
-        return make_rejection(ReasonCode.HOST_MEMORY, asked, format_bytes(memory), amount=memory)
+        found = "unknown" if cpu is None or cpu.memory_bytes is None else format_bytes(memory)
+        return make_rejection(ReasonCode.HOST_MEMORY, asked, found, amount=memory)
     return None
 
 

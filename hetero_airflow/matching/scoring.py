@@ -126,4 +126,4 @@ class LeastRecentScorer:
 
 
 def _memory(shape: Shape, position: int) -> int:
-    return shape.devices[position].memory_bytes
+    return shape.capacity[position][1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.memory import is_integrated
 from hetero_airflow.model.worker import Worker
 
 MAX_SHAPES = 20_000
@@ -27,10 +28,12 @@ class Shape:
     cpu: int | None
     """Position of the CPU device."""
     capacity: tuple[tuple[int, int], ...]
-    """(thousandths, bytes) of each device."""
+    """(thousandths, bytes) of each device; 0 bytes if its memory is unknown, of which requests take 0."""
     links: tuple[frozenset[int], ...]
     """For each device, the positions of its peers."""
     accelerators: int
+    integrated: frozenset[int] = frozenset()
+    """Positions of the integrated GPUs (`is_integrated`); empty on a worker without another GPU."""
     node_assigns_devices: bool = False
     """See `Worker.node_assigns_devices`."""
 
@@ -94,16 +97,24 @@ class Shapes:
                 runtime=runtime,
                 labels=dict(worker.labels),
                 cpu=cpu,
-                capacity=tuple((device.capacity_milli, device.memory_bytes) for device in devices),
+                capacity=tuple((device.capacity_milli, device.memory_bytes or 0) for device in devices),
                 links=links,
                 accelerators=sum(device.kind != "cpu" for device in devices),
+                integrated=_integrated_beside_cards(devices),
                 node_assigns_devices=worker.node_assigns_devices,
             )
         return WorkerEntry(worker, shape, tuple(device.id for device in devices), position)
+
+
+def _integrated_beside_cards(devices: Sequence[Device]) -> frozenset[int]:
+    integrated = frozenset(position for position, device in enumerate(devices) if is_integrated(device))
+    gpus = sum(device.kind == "gpu" and not device.simulated for device in devices)
+    return integrated if gpus > len(integrated) else frozenset()
 
 
 def _device_key(device: Device) -> tuple[object, ...]:
     return (
         device.vendor, device.kind, device.model, device.partition, device.memory_bytes, len(device.cores),
         device.driver, device.capability, device.leasable, device.problem, device.numa_node, device.simulated,
+        is_integrated(device),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
 from hetero_airflow.model.devices.names import matches_model as matches_model
 from hetero_airflow.model.devices.names import model_tokens as model_tokens
@@ -48,7 +48,8 @@ class Device(BaseModel):
     model: DeviceWord
     index: int = Field(ge=0, le=100_000)
     """The number by which the vendor's runtime counts (CUDA in the order of the bus, ROCr, CANN, libtpu)."""
-    memory_bytes: int = Field(ge=0, le=MAX_BYTES)
+    memory_bytes: int | None = Field(ge=0, le=MAX_BYTES)
+    """None if the vendor gives no figure. Only a CPU can have 0: host memory of which nothing is left."""
     cores: tuple[int, ...] = ()
     """CPU only: the ids of the logical cores that this process may run on, ordered by NUMA node."""
     partition: DeviceWord | None = None
@@ -71,6 +72,12 @@ class Device(BaseModel):
     """More facts from the probe, such as sockets and clock_mhz. They do not decide where a single request goes. For
     gangs, pcie_generation and pcie_width give the speed between members. `SICK_KEY` is set if the vendor's software
     reports the device as broken or asks for a reset."""
+
+    @field_validator("memory_bytes", mode="before")
+    @classmethod
+    def _no_zero(cls, value: object, info: ValidationInfo) -> object:
+        """A 0 is no figure, whoever reports it."""
+        return None if value == 0 and info.data.get("kind") != "cpu" else value
 
     @property
     def capacity_milli(self) -> int:
@@ -125,4 +132,5 @@ def device_tokens(device: Device) -> frozenset[str]:
     >>> matches_model("h100-80gb", device_tokens(h100))
     True
     """
-    return model_tokens(device.model) | {f"{size}gb" for size in nominal_sizes(device.memory_bytes)}
+    tokens = model_tokens(device.model)
+    return tokens | {f"{size}gb" for size in nominal_sizes(device.memory_bytes)} if device.memory_bytes else tokens

@@ -59,7 +59,7 @@ def with_host_memory(
     wanted, worst = _wanted_bytes(alternative.host_memory, failed, rule.memory)
     any_size = with_fields(alternative, host_memory=None)
     sizes = [
-        shape.cpu_device.memory_bytes
+        shape.cpu_device.memory_bytes or 0
         for shape, verdict in _possible(any_size, shapes)
         if shape.cpu_device is not None and verdict.suitable
     ]
@@ -101,13 +101,13 @@ def _possible(alternative: Alternative, shapes: Iterable[Shape]) -> Iterator[tup
 
 
 def _sizes(alternative: Alternative, shapes: Iterable[Shape]) -> set[int]:
-    """The sizes for which a worker has enough devices, or shares, that are at least as large."""
+    """The known sizes for which a worker has enough devices, or shares, that are at least as large."""
     any_size = with_fields(alternative, memory=None)
     sizes: set[int] = set()
     for shape, verdict in _possible(any_size, shapes):
         on_worker = (device_need(any_size, shape.devices[at]).memory_bytes for at in verdict.suitable)
         sizes.update(sorted(on_worker, reverse=True)[any_size.count - 1 :])
-    return sizes
+    return sizes - {0}
 
 
 def _with_minimum(alternative: Alternative, size: int) -> Alternative:

@@ -78,8 +78,9 @@ class TaskLease(BaseModel):
     """The ids of the devices, in the order of their numbers."""
     indexes: tuple[int, ...]
     """The numbers by which the vendor's runtime counts the devices on the host."""
-    memory_bytes: int
-    """The memory of each device, or of the share. For a CPU, the requested host memory, 0 if none."""
+    memory_bytes: int | None
+    """The memory of each device, or of the share; None if it is unknown. An integrated GPU has its host's memory. For a
+    CPU, the requested host memory, 0 if none."""
     nodes: tuple[str, ...] = ()
     """The device nodes of the devices that have one; see `NODE_KEY`."""
     share: float | None
@@ -151,7 +152,7 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
         model=first.model,
         ids=tuple(claim.device_id for claim in claims),
         indexes=tuple(devices[claim.device_id].index for claim in claims),
-        memory_bytes=claims[0].memory_bytes,
+        memory_bytes=claims[0].memory_bytes or (0 if first.kind == "cpu" else None),
         nodes=tuple(str(node) for claim in claims if (node := devices[claim.device_id].details.get(NODE_KEY))),
         share=alternative.share,
         cores=cpu_cores,
@@ -165,10 +166,11 @@ def lease_claims(lease: TaskLease) -> tuple[Claim, ...]:
     """What a lease takes of its host; empty where its node chooses the devices."""
     if lease.is_slot or not lease.ids:
         return ()
+    memory_bytes = lease.memory_bytes or 0
     if lease.kind == "cpu":
-        return (Claim(lease.ids[0], MILLI_PER_DEVICE * len(lease.cores), lease.memory_bytes, lease.cores),)
+        return (Claim(lease.ids[0], MILLI_PER_DEVICE * len(lease.cores), memory_bytes, lease.cores),)
     milli = MILLI_PER_DEVICE if lease.share is None else round(lease.share * MILLI_PER_DEVICE)
-    devices = tuple(Claim(id_, milli, lease.memory_bytes) for id_ in lease.ids)
+    devices = tuple(Claim(id_, milli, memory_bytes) for id_ in lease.ids)
     return (*devices, Claim("cpu", MILLI_PER_DEVICE * len(lease.cores), 0, lease.cores)) if lease.cores else devices
 
 

@@ -148,7 +148,7 @@ def _capacity_faults(
         used = snapshot.used(worker_id, device_id)
         for name, capacity, before in (
             ("milli", device.capacity_milli, used.share_milli),
-            ("memory", device.memory_bytes, used.memory_bytes),
+            ("memory", device.memory_bytes or 0, used.memory_bytes),
         ):
             if amounts[name] and before + amounts[name] > capacity:
                 yield f"{worker_id} {device_id}: {before} + {amounts[name]} {name} of {capacity} are leased"

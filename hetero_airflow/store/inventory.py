@@ -36,7 +36,7 @@ class DeviceRecord:
     @property
     def offered_memory_bytes(self) -> int | None:
         """Host memory that leases divide; None for an accelerator, where only the share counts."""
-        return self.device.memory_bytes if self.device.kind == "cpu" else None
+        return (self.device.memory_bytes or 0) if self.device.kind == "cpu" else None
 
     @property
     def capacity_milli(self) -> int:

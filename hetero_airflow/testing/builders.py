@@ -44,10 +44,10 @@ class FakeClock:
         return self._now
 
 
-def a_device(id: str = "GPU-0", model: str = "a100-sxm4-40gb", memory: str = "40GiB", **fields: Any) -> Device:
-    """A healthy NVIDIA GPU; `fields` override."""
+def a_device(id: str = "GPU-0", model: str = "a100-sxm4-40gb", memory: str | None = "40GiB", **fields: Any) -> Device:
+    """A healthy NVIDIA GPU; `fields` override, and None is unknown memory."""
     values = {"vendor": "nvidia", "kind": "gpu", "index": 0, "driver": "550.54.15", "capability": "8.0"} | fields
-    return Device(id=id, model=model, memory_bytes=parse_bytes(memory), **values)
+    return Device(id=id, model=model, memory_bytes=memory and parse_bytes(memory), **values)
 
 
 def a_cpu(cores: int = 8, memory: str = "64GiB", **fields: Any) -> Device:

@@ -107,7 +107,9 @@ def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending
             dag_id="abc"[number % 3], task_id="xy"[number % 2], attained_service_s=before,
         )  # fmt: skip
         claims = tuple(
-            Claim(device_id=d.id, share_milli=int(d.capacity_milli * part), memory_bytes=int(d.memory_bytes * part))
+            Claim(
+                device_id=d.id, share_milli=int(d.capacity_milli * part), memory_bytes=int((d.memory_bytes or 0) * part)
+            )
             for d in devices
         )
         lease = a_lease(holder.id, worker.id, ago_s)
@@ -203,7 +205,7 @@ def _draw_usage(draw: DrawFn, snapshot: Snapshot) -> dict[tuple[str, str], Devic
         for device in worker.devices:
             if (worker.id, device.id) not in usage and draw(st.sampled_from([False, False, False, True])):
                 part = draw(st.sampled_from([0.25, 1, 1.5]))
-                share_milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
+                share_milli, memory = int(device.capacity_milli * part), int((device.memory_bytes or 0) * part)
                 usage[worker.id, device.id] = DeviceUsage(share_milli, memory, EPOCH - timedelta(seconds=1))
     return usage
 
@@ -211,4 +213,4 @@ def _draw_usage(draw: DrawFn, snapshot: Snapshot) -> dict[tuple[str, str], Devic
 def _is_within(snapshot: Snapshot, worker: Worker, device_id: str) -> bool:
     device = next(device for device in worker.devices if device.id == device_id)
     used = snapshot.used(worker.id, device_id)
-    return used.share_milli <= device.capacity_milli and used.memory_bytes <= device.memory_bytes
+    return used.share_milli <= device.capacity_milli and used.memory_bytes <= (device.memory_bytes or 0)

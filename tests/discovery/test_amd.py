@@ -15,6 +15,7 @@ from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
 from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.device import Device, Telemetry, matches_model, model_tokens
+from hetero_airflow.model.devices.memory import SET_ASIDE_KEY, is_integrated
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_worker
@@ -177,6 +178,36 @@ def test_gpus_that_share_a_chip_in_an_unknown_way_are_not_leased(partition):
     result = amd.parse([a_gpu(n, f"0000:03:00.{n}", partition=partition) for n in (0, 1)], [])
     assert [device.leasable for device in result.devices] == [False, False]
     assert "2 GPUs are on its chip" in result.devices[0].problem
+
+
+@pytest.mark.parametrize(
+    ("asic", "vram", "kfd"),
+    [
+        ({"target_graphics_version": "gfx1036"}, {}, None),
+        ({}, {"type": "LPDDR5"}, None),
+        ({}, {}, [a_node(0xE00, gfx_target_version=100306)]),
+    ],
+)
+def test_an_integrated_gpu_has_no_memory_of_its_own(asic, vram, kfd):
+    asic = {"market_name": "AMD Radeon Graphics"} | asic
+    vram = {"size": {"value": 512, "unit": "MB"}} | vram
+    result = amd.parse(
+        [a_gpu(0, "0000:0e:00.0", asic=asic, vram=vram)],
+        [{"gpu": 0, "mem_usage": {"free_vram": {"value": 300, "unit": "MB"}}}], kfd=kfd,
+    )  # fmt: skip
+    (device,) = result.devices
+    assert (device.memory_bytes, device.leasable, is_integrated(device)) == (None, True, True)
+    assert device.details[SET_ASIDE_KEY] == 512 * MIB
+    assert result.telemetry[0].memory_free_bytes is None
+
+
+def test_a_partition_of_a_chip_without_a_figure_has_unknown_memory():
+    partition = {"compute_partition": "CPX", "memory_partition": "NPS4"}
+    asic = {"market_name": "AMD Instinct MI300X"}
+    gpu = a_gpu(0, "0000:05:00.0", asic=asic, vram={"size": "N/A"}, partition=partition)
+    result = amd.parse([gpu], [{"gpu": 0, "mem_usage": {"free_vram": 1000}}])
+    assert (result.devices[0].partition, result.devices[0].memory_bytes) == ("cpx-nps4", None)
+    assert result.telemetry[0].memory_free_bytes is None
 
 
 def test_the_keys_of_rocm_5_are_known(fixture_text):
@@ -385,7 +416,7 @@ def test_a_call_that_fails_leaves_its_field_out(install):
     del library.amdsmi_get_gpu_activity
     install(library)
     result = amd.probe()
-    assert [(d.memory_bytes, d.peers) for d in result.devices] == [(0, ()), (0, ())]
+    assert [(d.memory_bytes, d.peers) for d in result.devices] == [(None, ()), (None, ())]
     assert [(t.memory_free_bytes, t.power_w, t.utilization) for t in result.telemetry] == [(None, None, None)] * 2
 
 

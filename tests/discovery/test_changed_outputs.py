@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pynvml
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 from hetero_airflow.discovery import amd, ascend, fpga, google, nvidia
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
+from hetero_airflow.matching.feasibility import check_worker
+from hetero_airflow.model.plan import ReasonCode
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.testing import a_worker
 from tests.discovery.conftest import FIXTURES
 
 
@@ -174,6 +179,36 @@ class Nvml:
             return ANSWERS[name]
 
         return call
+
+
+def without_memory():
+    """A device of each vendor whose memory is taken from the answer of its software."""
+    for static in STATIC:
+        for vram in ({}, {"size": "N/A"}, {"size": {"value": 0, "unit": "MB"}}, None):
+            changed = copy.deepcopy(static)
+            for entry in changed.get("gpu_data", ()) if isinstance(changed, dict) else changed:
+                entry["vram"] = vram
+            yield from amd.parse(changed, []).devices
+    for code in (3, 1, 999):
+        yield from nvidia.parse(nvidia.read(Nvml({"nvmlDeviceGetMemoryInfo": code}))).devices
+    for text in TABLES:
+        cut = re.sub(r"[0-9]+ */ *[0-9]+ *\|", lambda match: "NA".ljust(len(match[0]) - 1) + "|", text)
+        yield from ascend.parse(cut).devices
+    yield from fpga.parse([], [{"id": "fpga0", "name": "Xilinx ZynqMP FPGA Manager", "path": "/x"}]).devices
+
+
+UNMEASURED = list(without_memory())
+
+
+@given(st.sampled_from(UNMEASURED), st.integers(1, 1 << 49), st.sampled_from(["{}..", "..{}", "{}..{}"]))
+def test_a_device_whose_memory_is_not_reported_suits_no_bound(device, size, bound):
+    healthy = device.model_copy(update={"leasable": True})
+    for fields in ({"memory": bound.format(f"{size}B", f"{2 * size}B")}, {"memory": size, "share": 0.5}):
+        alternative = Alternative(vendor=device.vendor, kind=device.kind, partition=device.partition, **fields)
+        _, reason = check_worker(alternative, a_worker(devices=(healthy,)))
+        assert (reason.code, reason.found) == (ReasonCode.MEMORY, "unknown")
+    free = Alternative(vendor=device.vendor, kind=device.kind, partition=device.partition)
+    assert check_worker(free, a_worker(devices=(healthy,))) == (True, None)
 
 
 CALLS = sorted(name for name in dir(pynvml) if name.startswith(("nvmlDeviceGet", "nvmlSystemGet")))

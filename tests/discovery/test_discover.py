@@ -14,7 +14,7 @@ from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 from hetero_airflow.registry import load
 from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
-from hetero_airflow.testing import a_device
+from hetero_airflow.testing import a_cpu, a_device
 
 
 @pytest.fixture
@@ -109,6 +109,13 @@ def test_duplicate_ids_are_kept_once_and_reported():
         telemetry=(Telemetry(device_id="GPU-0", xid=1),),
         problems=("amd: no answer within 10 s.", "acme: GPU-0 is a duplicate: nvidia found it first."),
     )
+
+
+def test_an_integrated_gpu_has_the_memory_that_the_cpu_probe_found():
+    results = {"nvidia": ProbeResult((a_device(model="gb10", memory=None),)), "cpu": ProbeResult((a_cpu(),))}
+    assert build_inventory("w", results, {}).worker.devices == (a_device(model="gb10", memory="64GiB"), a_cpu())
+    del results["cpu"]
+    assert build_inventory("w", results, {}).worker.devices == (a_device(model="gb10", memory=None),)
 
 
 def test_more_devices_than_a_worker_has_are_left_out_and_reported():

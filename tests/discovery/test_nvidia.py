@@ -11,6 +11,8 @@ from hetero_airflow.discovery import nvidia
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
 from hetero_airflow.model.device import SICK_KEY, Device, Telemetry, matches_model, model_tokens
+from hetero_airflow.model.devices.memory import with_host_memory
+from hetero_airflow.testing import a_cpu
 
 
 class FakeNvml:
@@ -190,10 +192,19 @@ def test_unsupported_calls_leave_fields_out(monkeypatch):
     fake = FakeNvml({"system": {}, "gpus": [{"nvmlDeviceGetUUID": "GPU-0"}]})
     monkeypatch.setattr(nvidia, "import_module", lambda name: fake)
     device = Device(
-        id="GPU-0", vendor="nvidia", kind="gpu", model="unknown", index=0, memory_bytes=0,
+        id="GPU-0", vendor="nvidia", kind="gpu", model="unknown", index=0, memory_bytes=None,
         details={"pcie_generation": None, "pcie_width": None},
     )  # fmt: skip
     assert nvidia.probe() == ProbeResult((device,), (Telemetry(device_id="GPU-0"),))
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GB10", "Orin (nvgpu)", "NVIDIA Thor"])
+def test_a_gpu_without_memory_of_its_own_is_leased_and_has_the_hosts(monkeypatch, name):
+    fake = FakeNvml({"system": {}, "gpus": [{"nvmlDeviceGetUUID": "GPU-0", "nvmlDeviceGetName": name}]})
+    monkeypatch.setattr(nvidia, "import_module", lambda name: fake)
+    (device,) = nvidia.probe().devices
+    assert (device.memory_bytes, device.leasable) == (None, True)
+    assert with_host_memory((device, a_cpu(memory="119GiB")))[0].memory_bytes == 119 * 2**30
 
 
 UNKNOWN, LOST, NOT_SUPPORTED = (

@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from hetero_airflow.matching.feasibility import (
     Feasibility,
@@ -19,6 +21,7 @@ from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.testing import a_cpu, a_device, a_worker
+from hetero_airflow.units import MAX_BYTES, ByteRange
 
 GIB = 2**30
 
@@ -187,12 +190,81 @@ def test_a_device_meets_the_conditions_or_has_a_reason(
             a_worker(devices=(a_cpu(leasable=False, problem="offline"), A100)),
             Reason(ReasonCode.HEALTH, "1 × gpu (cpus=1)", "its CPU: offline"),
         ),
+        (
+            an_alternative("gpu", quota={"host_memory": "8GiB"}),
+            a_worker(devices=(A100,)),
+            Reason(ReasonCode.HOST_MEMORY, "8GiB of host memory", "unknown"),
+        ),
     ],
 )
 def test_a_worker_is_large_enough_or_has_a_reason(
     alternative: Alternative, worker: Worker, reason: Reason | None
 ) -> None:
     assert check_worker(alternative, worker) == (reason is None, reason)
+
+
+UNMEASURED = a_device("U", "910b3", None, vendor="ascend", kind="npu")
+
+
+@pytest.mark.parametrize("text", ["npu", "910b", "ascend/910b3", "npu:0.5"])
+def test_unknown_memory_suits_a_request_without_a_bound(text: str) -> None:
+    alternative = an_alternative(text)
+    assert check_worker(alternative, a_worker(devices=(UNMEASURED,))) == (True, None)
+    assert device_need(alternative, UNMEASURED) == ResourceNeed(alternative.share_milli, 0)
+
+
+@given(
+    minimum=st.none() | st.integers(1, MAX_BYTES // 2),
+    more=st.none() | st.integers(0, MAX_BYTES // 2),
+    share=st.none() | st.floats(0.001, 0.999),
+)
+@example(minimum=None, more=MAX_BYTES // 2, share=None)
+def test_unknown_memory_suits_no_bound(minimum: int | None, more: int | None, share: float | None) -> None:
+    maximum = None if more is None else (minimum or 1) + more
+    memory = ByteRange(minimum, maximum)
+    assume((minimum, maximum) != (None, None))
+    alternative = Alternative(kind="npu", memory=memory, share=share)
+    reason = Reason(ReasonCode.MEMORY, str(memory), "unknown")
+    assert check_worker(alternative, a_worker(devices=(UNMEASURED,))) == (False, reason)
+
+
+@given(st.integers(1, 4096))
+def test_unknown_memory_has_no_size_that_a_model_names(size: int) -> None:
+    assert not check_worker(Alternative(model=f"910b-{size}gb"), a_worker(devices=(UNMEASURED,)))[0]
+
+
+CARD = a_device("C", "radeon-rx-7900-xtx", "24GiB", vendor="amd", capability="gfx1100")
+INTEGRATED = a_device("I", "amd-radeon-graphics", "64GiB", vendor="amd", capability="gfx1036")
+ONLY_NAMED = "amd/amd-radeon-graphics, an integrated GPU, which only a request that names it gets"
+
+
+@pytest.mark.parametrize(
+    ("alternative", "devices", "reason"),
+    [
+        (an_alternative("gpu:2"), (CARD, INTEGRATED), Reason(ReasonCode.COUNT, "2 × gpu", f"1, and {ONLY_NAMED}")),
+        (an_alternative("gpu"), (INTEGRATED,), None),
+        (an_alternative("gpu:2"), (INTEGRATED, INTEGRATED.model_copy(update={"id": "J"})), None),
+        (an_alternative("amd/radeon-graphics"), (CARD, INTEGRATED), None),
+        (an_alternative("amd/radeon:2"), (CARD, INTEGRATED),
+         Reason(ReasonCode.COUNT, "2 × amd/radeon", f"1, and {ONLY_NAMED}")),
+        (an_alternative("amd/gpu"), (A100, INTEGRATED), Reason(M, "amd/gpu", ONLY_NAMED)),
+        (an_alternative("amd/gpu"), (a_device(simulated=True), INTEGRATED), None),
+        (an_alternative("amd/radeon"), (A100, INTEGRATED), None),
+        (an_alternative("gpu", quota={"memory": "40GiB"}), (CARD, INTEGRATED),
+         Reason(ReasonCode.MEMORY, "40GiB..", "24GiB")),
+    ],
+)  # fmt: skip
+def test_an_integrated_gpu_beside_a_card_is_only_for_a_request_that_names_it(
+    alternative: Alternative, devices: tuple[Device, ...], reason: Reason | None
+) -> None:
+    assert check_worker(alternative, a_worker(devices=(a_cpu(), *devices))) == (reason is None, reason)
+
+
+def test_a_request_that_names_no_model_gets_the_card_beside_an_integrated_gpu() -> None:
+    shape = Shapes().entry(a_worker(devices=(a_cpu(), INTEGRATED, CARD))).shape
+    ids = [shape.devices[position].id for position in feasibility_of(an_alternative("gpu"), shape).suitable]
+    assert ids == ["C"]
+    assert Shapes().entry(a_worker(devices=(a_cpu(), INTEGRATED))).shape.integrated == frozenset()
 
 
 def test_permanent_and_transient_reasons_differ() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from hetero_airflow.discovery.nvidia import to_model
 from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.device import Device, matches_model, model_tokens
+from hetero_airflow.model.devices.memory import INTEGRATED_KEY, SET_ASIDE_KEY, is_integrated, with_host_memory
 from hetero_airflow.model.devices.names import (
     KINDS,
     MODELS,
@@ -145,6 +147,47 @@ def test_a_well_known_model_is_of_a_well_known_vendor_and_kind() -> None:
     assert {vendor for vendor, _, _ in MODELS.values()} <= set(VENDORS)
     assert {kind for _, kind, _ in MODELS.values()} <= set(KINDS)
     assert all(memory > 0 for _, _, memory in MODELS.values())
+
+
+@pytest.mark.parametrize("unknown", ["0", "null"])
+def test_memory_without_a_figure_is_unknown_also_in_rows_of_earlier_versions(unknown: str) -> None:
+    row = a_device(memory=None).model_dump_json(exclude_defaults=True).replace("null", unknown)
+    assert Device.model_validate_json(row) == a_device(memory=None)
+    cpu = a_cpu().model_copy(update={"memory_bytes": 0})
+    assert Device.model_validate_json(cpu.model_dump_json()).memory_bytes == 0, "other pods have all of it"
+
+
+def gpu_of(vendor: str, model: str, **fields: Any) -> Device:
+    return a_device(model, model, None, vendor=vendor, **({"capability": None} | fields))
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        (gpu_of("nvidia", "gb10"), True),
+        (gpu_of("nvidia", "orin-nvgpu"), True),
+        (gpu_of("nvidia", "thor"), True),
+        (gpu_of("nvidia", "gb200"), False),
+        (gpu_of("nvidia", "gh200-480gb"), False),
+        (gpu_of("amd", "radeon-graphics", capability="gfx1036"), True),
+        (gpu_of("amd", "radeon-rx-6500-xt", capability="gfx1034"), False),
+        (gpu_of("amd", "instinct-mi300a", capability="gfx942"), False),
+        (gpu_of("acme", "x1", details={INTEGRATED_KEY: True}), True),
+        (gpu_of("acme", "x1", kind="npu", details={INTEGRATED_KEY: True}), False),
+    ],
+)
+def test_a_gpu_without_memory_of_its_own_has_the_hosts(device: Device, expected: bool) -> None:
+    assert is_integrated(device) is expected
+    memory = {gpu.id: gpu.memory_bytes for gpu in with_host_memory((device, a_device("card", memory=None), a_cpu()))}
+    assert memory == {device.id: 64 * 2**30 if expected else None, "card": None, "cpu": 64 * 2**30}
+    assert with_host_memory((device,)) == (device,)
+
+
+def test_what_the_firmware_sets_aside_counts_if_it_is_more_and_a_part_has_no_memory_of_the_host() -> None:
+    sizes = [gpu_of("amd", "x", capability="gfx1151", details={SET_ASIDE_KEY: size}) for size in (2**29, 96 * 2**30)]
+    part = gpu_of("nvidia", "thor", partition="1g.10gb")
+    gib = [(gpu.memory_bytes or 0) >> 30 for gpu in with_host_memory((*sizes, part, a_cpu()))]
+    assert gib == [64, 96, 0, 64]
 
 
 def test_a_cpu_is_leased_core_by_core() -> None:

@@ -41,16 +41,20 @@ for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "m
 # The oracle.
 
 
+def memory_of(device: Device) -> int:
+    return device.memory_bytes or 0
+
+
 def is_suitable(alternative: Alternative, device: Device) -> bool:
     if device.kind == "cpu" or alternative.kind == "cpu":
         return device.kind == alternative.kind == "cpu" and alternative.vendor in (None, device.vendor)
-    share = device.memory_bytes * alternative.share_milli // 1000
+    share = memory_of(device) * alternative.share_milli // 1000
     return (
         alternative.vendor in (None, device.vendor)
         and alternative.kind in (None, device.kind)
         and (alternative.model is None or matches_model(alternative.model, model_tokens(device.model)))
         and alternative.partition == device.partition
-        and (alternative.memory is None or alternative.memory.holds(share))
+        and (alternative.memory is None or (device.memory_bytes is not None and alternative.memory.holds(share)))
         and (alternative.driver is None or version_obstacle(device.driver, alternative.driver) is None)
     )
 
@@ -66,18 +70,18 @@ def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str,
 
     def has(device: Device, share_milli: int, memory: int) -> bool:
         if is_idle:
-            return device.capacity_milli >= share_milli and device.memory_bytes >= memory
+            return device.capacity_milli >= share_milli and memory_of(device) >= memory
         taken = [used[worker.id, device.id, what] for what in ("milli", "memory")]
         return (
             device.leasable
             and (share_milli == 0 or device.capacity_milli - taken[0] >= share_milli)
-            and (memory == 0 or device.memory_bytes - taken[1] >= memory)
+            and (memory == 0 or memory_of(device) - taken[1] >= memory)
         )
 
     suitable = [device for device in worker.devices if is_suitable(alternative, device)]
     if alternative.kind == "cpu":
         return any(has(device, 1000 * alternative.count, alternative.host_memory or 0) for device in suitable)
-    free = [d for d in suitable if has(d, alternative.share_milli, d.memory_bytes * alternative.share_milli // 1000)]
+    free = [d for d in suitable if has(d, alternative.share_milli, memory_of(d) * alternative.share_milli // 1000)]
     if len(free) < alternative.count:
         return False
     if not (alternative.cpus or alternative.host_memory):
@@ -120,6 +124,27 @@ def test_a_plan_keeps_the_contract(name: str, snapshot: Snapshot, before: Snapsh
     assert_only_impossible_requests_are_refused(snapshot, plan)
 
 
+@rows
+@settings(thorough, max_examples=effort(3, 20))
+@given(snapshot=snapshots())
+def test_a_plan_keeps_the_contract_where_memory_is_unknown(name: str, snapshot: Snapshot) -> None:
+    workers = [
+        worker.model_copy(update={"devices": tuple(unmeasured(device) for device in worker.devices)})
+        for worker in snapshot.workers
+    ]
+    snapshot = replace(snapshot, workers=tuple(workers))
+    plan = make(name).decide(snapshot, EPOCH)
+    assert plan_faults(snapshot, plan) == []
+    assert_placements_give_what_one_alternative_asks(snapshot, plan)
+    assert_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(snapshot, plan)
+    assert_only_impossible_requests_are_refused(snapshot, plan)
+
+
+def unmeasured(device: Device) -> Device:
+    """The device; every second accelerator has unknown memory."""
+    return device if device.kind == "cpu" or device.index % 2 else device.model_copy(update={"memory_bytes": None})
+
+
 def assert_placements_give_what_one_alternative_asks(snapshot: Snapshot, plan: Plan) -> None:
     pending = {request.id: request for request in snapshot.pending}
     workers = {worker.id: worker for worker in snapshot.workers}
@@ -137,7 +162,7 @@ def assert_placements_give_what_one_alternative_asks(snapshot: Snapshot, plan: P
             ]
             assert beside == []
         else:
-            whole = [devices[claim.device_id].memory_bytes for claim in device_claims]
+            whole = [memory_of(devices[claim.device_id]) for claim in device_claims]
             assert [claim.share_milli for claim in device_claims] == [alternative.share_milli] * alternative.count
             assert [claim.memory_bytes for claim in device_claims] == [
                 size * alternative.share_milli // 1000 for size in whole

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.runtime.task_lease import TaskLease, task_lease
+from hetero_airflow.runtime.task_lease import TaskLease, lease_claims, task_lease
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
 
@@ -31,6 +31,13 @@ def test_a_cpu_lease_has_its_cores_and_host_memory():
     claims = (Claim(device_id="cpu", share_milli=2000, memory_bytes=2**30, cores=(0, 1)),)
     lease = task_lease(a_lease(*claims), a_worker(), DeviceRequest.parse("cpu:2").alternatives[0])
     assert (lease.kind, lease.count, lease.cores, lease.memory_bytes) == ("cpu", 2, (0, 1), 2**30)
+
+
+def test_unknown_memory_stays_unknown_in_the_lease_and_the_lease_takes_none_of_it():
+    claim = Claim(device_id="GPU-0", share_milli=500, memory_bytes=0)
+    worker, request = a_worker(devices=(a_device(memory=None),)), DeviceRequest.parse("gpu:0.5")
+    lease = task_lease(a_lease(claim), worker, request.alternatives[0])
+    assert (lease.memory_bytes, lease_claims(lease)) == (None, (claim,))
 
 
 def test_one_simulated_device_makes_the_lease_simulated():

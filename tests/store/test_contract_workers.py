@@ -33,6 +33,24 @@ def test_workers_appear_by_id_with_their_devices_in_order(store):
     assert store.last_seen() == {"a": EPOCH, "b": EPOCH}
 
 
+def test_unknown_memory_stays_unknown_and_its_shares_are_leased(store):
+    unmeasured = a_device(memory=None)
+    prepare(store, "r1", worker=a_worker(devices=(unmeasured, a_cpu())))
+    (lease,) = grant(store, place("r1", Claim(device_id="GPU-0", share_milli=500)))
+    snapshot = store.snapshot()
+    assert snapshot.workers[0].devices == (unmeasured, a_cpu())
+    assert snapshot.used("worker-a", "GPU-0").share_milli == 500
+    release(store, lease)
+    assert store.snapshot().used("worker-a", "GPU-0").share_milli == 0
+
+
+def test_a_cpu_of_unknown_memory_lends_none(store):
+    prepare(store, "r1", "r2", worker=a_worker(devices=(a_cpu().model_copy(update={"memory_bytes": None}),)))
+    taken = [place(key, Claim(device_id="cpu", share_milli=1000, memory_bytes=n)) for n, key in enumerate(("r1", "r2"))]
+    made = store.commit(Plan(tuple(taken)), EPOCH, LATER)
+    assert [lease.request_id for lease in made.leases] == ["r1"]
+
+
 def test_a_heartbeat_without_change_leaves_the_snapshot_as_it_is(store):
     prepare(store, "r1")
     before = store.snapshot()

@@ -9,6 +9,12 @@ const HEADERS = ["Worker", "Device", "Model", "State", "Leased", "Utilisation", 
 
 const unknown = <Text as="span" color="fg.muted">-</Text>;
 
+const memory = (row: Schemas["FleetDevice"]): string => {
+  if (row.memory_bytes === null) return "unknown";
+  const size = bytes(row.memory_bytes) + (row.is_host_memory ? " (the host's)" : "");
+  return row.memory_free_bytes === null ? size : `${bytes(row.memory_bytes - row.memory_free_bytes)} of ${size}`;
+};
+
 export const DeviceTable = ({ devices }: { devices: Schemas["FleetDevice"][] }) => {
   const { change } = useAddress();
   return (
@@ -35,13 +41,7 @@ export const DeviceTable = ({ devices }: { devices: Schemas["FleetDevice"][] }) 
               </Table.Cell>
               <Table.Cell>{percent(row.leased)}</Table.Cell>
               <Table.Cell>{row.utilization === null ? unknown : percent(row.utilization)}</Table.Cell>
-              <Table.Cell>
-                {row.memory_bytes === 0
-                  ? unknown
-                  : row.memory_free_bytes === null
-                    ? bytes(row.memory_bytes)
-                    : `${bytes(row.memory_bytes - row.memory_free_bytes)} of ${bytes(row.memory_bytes)}`}
-              </Table.Cell>
+              <Table.Cell>{memory(row)}</Table.Cell>
               <Table.Cell>{row.temperature_c === null ? unknown : `${Math.round(row.temperature_c)} °C`}</Table.Cell>
               <Table.Cell>{row.power_w === null ? unknown : `${Math.round(row.power_w)} W`}</Table.Cell>
               <Table.Cell>

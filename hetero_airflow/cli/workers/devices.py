@@ -15,6 +15,7 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.explanation.device_text import count, pairs_text
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.memory import memory_text
 from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.store.sql.holds import read_holds
@@ -92,9 +93,9 @@ def _identity(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
 def _memory(device: Device, reading: Telemetry | None) -> Iterator[str]:
     if reading is not None and reading.memory_free_bytes is not None:
         yield f"{format_bytes(reading.memory_free_bytes)} free"
-        yield f"of {format_bytes(device.memory_bytes)}"
+        yield f"of {memory_text(device)}"
     else:
-        yield format_bytes(device.memory_bytes)
+        yield memory_text(device)
     if device.kind == "cpu":
         yield count(len(device.cores), "core")
 

@@ -18,6 +18,7 @@ from hetero_airflow.cli.watch import watch
 from hetero_airflow.executor.explanation.device_state import DeviceState, device_state
 from hetero_airflow.executor.explanation.device_text import count, task_name
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.memory import memory_text
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -153,11 +154,12 @@ def _bar(part: float | None) -> Text:
 
 
 def _memory_text(device: Device, reading: Telemetry) -> str:
-    if not device.memory_bytes:
-        return "-"
-    total = format_bytes(device.memory_bytes)
-    free = reading.memory_free_bytes
-    return total if free is None else f"{format_bytes(max(device.memory_bytes - free, 0))} of {total}"
+    total, free = memory_text(device), reading.memory_free_bytes
+    return (
+        total
+        if free is None or device.memory_bytes is None
+        else f"{format_bytes(max(device.memory_bytes - free, 0))} of {total}"
+    )
 
 
 def _queue_table(facts: TopFacts, waiting: Sequence[WaitingRequest]) -> RenderableType:

@@ -17,6 +17,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.explanation.device_text import count, pairs_text
 from hetero_airflow.model.device import UNCOVERED_KEY, Device, Telemetry
 from hetero_airflow.model.devices.identity import contested_devices, contested_text
+from hetero_airflow.model.devices.memory import memory_text
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.snapshot import Snapshot
@@ -181,7 +182,7 @@ def _lines(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
         if device.kind == "cpu":
             used = snapshot.used(worker.id, device.id)
             yield f"{used.share_milli // MILLI_PER_DEVICE} / {len(device.cores)} cpu cores"
-            yield f"{format_bytes(used.memory_bytes)} / {format_bytes(device.memory_bytes)} of host memory"
+            yield f"{format_bytes(used.memory_bytes)} / {memory_text(device)} of host memory"
         else:
             by_name.setdefault(str(device), []).append(device)
     for name, devices in by_name.items():

@@ -156,7 +156,7 @@ def _with_less_memory(alternative: Alternative, devices: Iterable[Device]) -> It
     if memory.minimum is None:
         return
     sizes = {
-        device.memory_bytes * alternative.share_milli // 1000 // _GIB * _GIB
+        (device.memory_bytes or 0) * alternative.share_milli // 1000 // _GIB * _GIB
         for device in devices
         if device.kind != "cpu"
     }

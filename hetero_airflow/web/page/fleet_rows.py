@@ -63,7 +63,10 @@ class FleetDevice(BaseModel):
     index: int
     kind: str
     name: str
-    memory_bytes: int
+    memory_bytes: int | None
+    """None where the vendor gives no figure."""
+    is_host_memory: bool
+    """Whether it is the memory of the host, which an integrated GPU uses."""
     simulated: bool
     state: DeviceState
     problem: str | None

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from hetero_airflow.executor.explanation.device_state import DeviceState
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.memory import is_integrated
 from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot
@@ -174,6 +175,7 @@ def _device_row(
         kind=device.kind,
         name=device.name,
         memory_bytes=device.memory_bytes,
+        is_host_memory=is_integrated(device),
         simulated=device.simulated,
         state=state,
         problem=_problem(worker, device, snapshot.holds_of(worker.id) if not device.leasable else ()),

@@ -7,6 +7,7 @@ import pytest
 
 from hetero_airflow.cli.workers.devices import device_report
 from hetero_airflow.cli.workers.models import models_json, models_report
+from hetero_airflow.cli.workers.top import TopFacts, top_report
 from hetero_airflow.cli.workers.workers import NO_WORKERS, _problem_lines, worker_report, workers_at_site, workers_json
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.device import UNCOVERED_KEY, Telemetry
@@ -272,3 +273,17 @@ def test_each_known_model_says_what_it_matches_here(render):
     assert "a100-sxm4-80gb" in shown
     assert "2 devices on 1 worker" in shown
     assert "The database does not answer" in render(models_report(None))
+
+
+def test_memory_that_no_vendor_reports_is_unknown_and_that_of_the_host_says_so(render):
+    devices = (a_device("GPU-0", "a40", None), a_device("GPU-1", "gb10", "119.6GiB", index=1), a_cpu())
+    worker = a_worker(devices=devices)
+    reading = Telemetry(device_id="GPU-1", memory_free_bytes=100 << 30)
+    text = render([*device_report(Inventory(worker=worker, telemetry=(reading,)))], width=160)
+    rows = [line.split("  ") for line in text.splitlines() if "/" in line and "gpu" in line]
+    assert any("unknown" in row for row in rows)
+    assert "119.6GiB (the host's)" in text
+    text = render(top_report(TopFacts(Snapshot(1, (worker,)), {("worker-a", "GPU-1"): reading}, [], EPOCH)), width=160)
+    assert "19.6GiB of 119.6GiB (the host's)" in text
+    assert " unknown " in text
+    assert "0B" not in text

@@ -87,6 +87,17 @@ def test_a_device_shows_its_readings_and_only_the_names_that_the_reader_may_see(
     assert (rows["GPU-0"]["power_w"], rows["GPU-0"]["utilization"], rows["GPU-1"]["power_w"]) == (70.0, 0.01, None)
 
 
+def test_memory_is_known_the_hosts_or_unknown(show, store):
+    devices = (a_device(), a_device("GPU-1", "gb10", index=1), a_device("GPU-2", "a40", None, index=2))
+    store.record([WorkerSeen(a_worker("worker-m", devices))], EPOCH)
+    rows = [row for row in show("devices")["devices"] if row["worker"] == "worker-m"]
+    assert [(row["memory_bytes"], row["is_host_memory"]) for row in rows] == [
+        (40 << 30, False),
+        (40 << 30, True),
+        (None, False),
+    ]
+
+
 def test_the_queue_names_no_task_of_a_hidden_dag(show):
     shown = show("queue")
     (row,) = shown["rows"]

@@ -37,7 +37,7 @@ class SliceDevice:
     node: str | None
     """The only node that reaches it; None if several do, or that is unknown."""
     attributes: Mapping[str, AttributeValue]
-    memory_bytes: int = 0
+    memory_bytes: int | None = None
     taints: tuple[str, ...] = ()
     """The taints that keep claims away, as text."""
     is_shared: bool = False
@@ -115,13 +115,13 @@ def _attributes(attributes: Mapping[str, Any]) -> Iterator[tuple[str, AttributeV
             yield name, value
 
 
-def _memory(capacity: Mapping[str, Any]) -> int:
-    """Bytes; 0 if the driver gives no size that can be read."""
+def _memory(capacity: Mapping[str, Any]) -> int | None:
+    """Bytes; None if the driver gives no size that can be read."""
     try:
         size = int(parse_quantity(capacity["memory"]["value"]))
     except (KeyError, TypeError, ValueError, ArithmeticError):
-        return 0
-    return min(max(size, 0), MAX_BYTES)
+        return None
+    return min(size, MAX_BYTES) if size > 0 else None
 
 
 def _counters(sets: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[tuple[str, str], Decimal]]:

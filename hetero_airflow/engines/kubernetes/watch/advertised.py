@@ -26,6 +26,7 @@ from hetero_airflow.engines.kubernetes.resources import DOMAINS, RESOURCES, acce
 from hetero_airflow.engines.kubernetes.selectors import node_conditions as labels_of
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
 from hetero_airflow.model.devices.names import AMD_MODES, KINDS, MODELS, VENDORS, amd_chip, kind_of
+from hetero_airflow.units import MAX_BYTES
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_CHIPS, _MAX_PARTS = 8, 8
@@ -112,8 +113,8 @@ class Advertised:
     problem: str | None = None
     """Why none of them can be leased."""
     partition: str | None = None
-    memory_bytes: int = 0
-    """Of each device; 0 if the node does not report it."""
+    memory_bytes: int | None = None
+    """Of each device; None if the node does not report it."""
     is_model_known: bool = True
     """Whether a label, the resource's name or the cluster's owner names the model."""
 
@@ -173,7 +174,7 @@ def _read(name: str, texts: Mapping[str, str], node: Node) -> Advertised | None:
         partition, memory, share = _amd(name, partition, model, memory, node)
     elif name == "nvidia.com/gpu" and labels_of.GKE_PARTITION in node.labels:
         partition, share = _gke_partition(name, node)
-        memory = 0
+        memory = None
     elif vendor == "nvidia":
         share = _nvidia_share(name, partition, texts, node)
     elif row is not None and row.vendor == vendor:
@@ -334,32 +335,34 @@ def _gke_partition(name: str, node: Node) -> tuple[str | None, _Share]:
 # AMD ----------------------------------------------------------------------------------------------------------------
 
 
-def _amd(name: str, mode: str | None, model: str, memory: int, node: Node) -> tuple[str | None, int, _Share]:
+def _amd(
+    name: str, mode: str | None, model: str, memory: int | None, node: Node
+) -> tuple[str | None, int | None, _Share]:
     """Partition, memory and sharing. The mode is in the resource's name, or in a label."""
     chip = amd_chip(model)
     modes = {mode} if mode else _amd_modes(node.labels)
     match = _MODE.fullmatch(next(iter(modes))) if len(modes) == 1 else None
     if modes and match is None:
         words = ", ".join(sorted(modes))[:80]
-        return None, 0, _Share(f"the GPU's partition mode is not understood ({words}): update hetero-airflow")
+        return None, None, _Share(f"the GPU's partition mode is not understood ({words}): update hetero-airflow")
     is_whole = match is None or match[1] == "spx"
     parts = 1 if match is None else AMD_MODES.get(match[1], chip[0] if chip else _MAX_PARTS)
-    if _may_be_parts(node.units(name) / parts, memory if is_whole else 0, chip, is_model_known=bool(model)):
+    if _may_be_parts(node.units(name) / parts, memory if is_whole else None, chip, is_model_known=bool(model)):
         problem = (
             f"the {node.units(name)} of {name} may be partitions or shares: no label of the node tells a mode that "
             "fits their number and memory; let AMD's node labeller write compute-memory-partition"
         )
-        return None, 0, _Share(problem)
+        return None, None, _Share(problem)
     if match is not None and not is_whole:
-        return "-".join(part for part in match.groups() if part), chip[1] * _GIB // parts if chip else 0, _Share()
+        return "-".join(part for part in match.groups() if part), chip[1] * _GIB // parts if chip else None, _Share()
     return None, memory, _Share() if mode else _above(name, node.units(name), *_amd_counts(node.labels))
 
 
-def _may_be_parts(chips: float, memory: int, chip: tuple[int, int] | None, *, is_model_known: bool) -> bool:
+def _may_be_parts(chips: float, memory: int | None, chip: tuple[int, int] | None, *, is_model_known: bool) -> bool:
     """Whether there are more GPUs than a machine holds, or each has less memory than its chip."""
     if chip is None:
         return not is_model_known and chips > 2 * _MAX_CHIPS  # the MI250 has two GPUs each
-    return chips > _MAX_CHIPS or 0 < memory < chip[1] * _GIB * 3 // 4
+    return chips > _MAX_CHIPS or (memory is not None and memory < chip[1] * _GIB * 3 // 4)
 
 
 def _amd_modes(labels: Mapping[str, str]) -> set[str]:
@@ -411,14 +414,14 @@ def _model_line(offer: Advertised) -> str | None:
     )[:500]
 
 
-def _memory(vendor: str, partition: str | None, labels: Mapping[str, str]) -> int:
-    """Bytes of each device; 0 if the node does not report it."""
+def _memory(vendor: str, partition: str | None, labels: Mapping[str, str]) -> int | None:
+    """Bytes of each device; None if the node does not report it."""
+    size = 0
     if vendor == "nvidia":
-        label = f"nvidia.com/mig-{partition}.memory" if partition else labels_of.MEMORY
-        return number(labels.get(label)) * _MIB
-    if vendor == "amd":
-        return number(labels.get(labels_of.AMD_MEMORY, "").removesuffix("G")) * _GIB
-    return 0
+        size = number(labels.get(f"nvidia.com/mig-{partition}.memory" if partition else labels_of.MEMORY)) * _MIB
+    elif vendor == "amd":
+        size = number(labels.get(labels_of.AMD_MEMORY, "").removesuffix("G")) * _GIB
+    return min(size, MAX_BYTES) or None
 
 
 # Resources that are not understood ----------------------------------------------------------------------------------

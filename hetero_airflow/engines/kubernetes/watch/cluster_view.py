@@ -26,6 +26,7 @@ from hetero_airflow.engines.kubernetes.watch.node_usage import (
 from hetero_airflow.engines.kubernetes.watch.nodes import with_slice_devices, worker_of
 from hetero_airflow.errors import shorten
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.memory import with_host_memory
 from hetero_airflow.model.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
@@ -249,6 +250,7 @@ class ClusterView:
     def _worker(self, node: Mapping[str, Any], usage: NodeUsage, devices: tuple[Device, ...]) -> Worker | None:
         try:
             worker = with_slice_devices(worker_of(model_of(node, "V1Node"), self.site, self._resources), devices)
+            worker = worker.model_copy(update={"devices": with_host_memory(worker.devices)})
             return without_usage(worker, usage)
         except Exception as error:  # noqa: BLE001  one odd node must not stop the scheduler's loop
             log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))

@@ -157,5 +157,5 @@ def without_usage(worker: Worker, usage: NodeUsage) -> Worker:
 
 def _remaining_cpu(cpu: Device, amounts: Mapping[str, Decimal]) -> Device:
     cores = max(len(cpu.cores) - math.ceil(amounts.get("cpu", 0)), 0)
-    memory = max(cpu.memory_bytes - math.ceil(amounts.get("memory", 0)), 0)
+    memory = max((cpu.memory_bytes or 0) - math.ceil(amounts.get("memory", 0)), 0)
     return cpu.model_copy(update={"cores": cpu.cores[:cores], "memory_bytes": memory})

@@ -174,7 +174,7 @@ def _accelerators(offers: Sequence[Advertised], labels: Mapping[str, str], probl
                 kind=offer.kind,
                 model=offer.model,
                 index=index,
-                memory_bytes=min(offer.memory_bytes, MAX_BYTES),
+                memory_bytes=offer.memory_bytes,
                 partition=offer.partition,
                 leasable=fault is None,
                 problem=fault,

@@ -115,6 +115,16 @@ def test_an_odd_node_is_left_out_and_hides_no_other(api, watched, caplog):
     assert caplog.text.count("Node 'odd' can't be read") == 1
 
 
+def test_an_integrated_gpu_has_the_memory_of_its_node(api, watched):
+    spark = a_node("gpu-1", gpus=1)
+    spark["metadata"]["labels"] = {"nvidia.com/gpu.product": "NVIDIA-GB10"}
+    api.put("nodes", spark)
+    (worker,) = watched().poll().seen
+    assert [(device.model, device.memory_bytes) for device in worker.devices if device.kind == "gpu"] == [
+        ("gb10", 64 << 30)
+    ]
+
+
 def test_each_cluster_is_a_site(api, watched):
     api.put("nodes", a_node("gpu-1"))
     cluster = watched(site="eu")

@@ -9,7 +9,9 @@ from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.pods.pod_parts import pod_parts
 from hetero_airflow.engines.kubernetes.watch.node_usage import pod_amounts
 from hetero_airflow.engines.kubernetes.watch.nodes import worker_of
+from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import MAX_DEVICES, WorkerState
 
@@ -106,15 +108,24 @@ def test_the_sites_own_label_counts_first():
             {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"},
             ("amd", "gpu", None, 192 * 2**30),
         ),
-        ("huawei.com/Ascend910", {"node.kubernetes.io/npu.chip.name": "910B3"}, ("ascend", "npu", None, 0)),
-        ("huawei.com/Ascend310P", {}, ("ascend", "npu", None, 0)),
-        ("google.com/tpu", {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}, ("google", "tpu", None, 0)),
-        ("gpu.intel.com/i915", {}, ("intel", "gpu", None, 0)),
+        ("huawei.com/Ascend910", {"node.kubernetes.io/npu.chip.name": "910B3"}, ("ascend", "npu", None, None)),
+        ("huawei.com/Ascend310P", {}, ("ascend", "npu", None, None)),
+        ("google.com/tpu", {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"}, ("google", "tpu", None, None)),
+        ("gpu.intel.com/i915", {}, ("intel", "gpu", None, None)),
     ],
 )
 def test_each_vendors_devices_are_known(resource, labels, expected):
     (device,) = accelerators(worker_of(a_node({resource: "1"}, labels)))
     assert (device.vendor, device.kind, device.partition, device.memory_bytes) == expected
+
+
+@pytest.mark.parametrize("label", [{}, {"nvidia.com/gpu.memory": "0"}, {"nvidia.com/gpu.memory": "many"}])
+@pytest.mark.parametrize("memory", ["40GiB", "..128GiB", "1MiB..1TiB"])
+def test_memory_without_a_label_is_unknown_and_suits_no_bound(label, memory):
+    made = worker_of(a_node({"nvidia.com/gpu": "1"}, {"nvidia.com/gpu.product": "NVIDIA-GB10"} | label))
+    reason = check_worker(DeviceRequest.parse("gpu", quota={"memory": memory}).alternatives[0], made)[1]
+    assert (reason.code, reason.found) == (ReasonCode.MEMORY, "unknown")
+    assert check_worker(DeviceRequest.parse("nvidia/gb10").alternatives[0], made) == (True, None)
 
 
 def test_models_are_called_as_requests_call_them():
