@@ -9,6 +9,7 @@
 ``permissions.py``   what a user may see and change
 ``key_ring.py``      the enrolled keys in memory; verifies the tokens of requests
 ``write_batcher.py`` writes the messages of many agents in few transactions
+``bodies.py``        reads bodies within limits, once the caller is known
 ``http_refusals.py`` the answers to refused requests; limits how often they are logged
 ==================== ==============================================================================
 

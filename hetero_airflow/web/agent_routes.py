@@ -35,11 +35,12 @@ from hetero_airflow.model.hold import Hold, HoldKind, reclaimed_hold
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
+from hetero_airflow.web.bodies import read_bounded
 from hetero_airflow.web.http_refusals import HttpRequestRefused, RefusalLog
 from hetero_airflow.web.key_ring import KeyRing
 from hetero_airflow.web.write_batcher import WriteBatcher
 
-BODY_TIMEOUT_S = 30.0
+ASKED = "a request of a worker's agent"
 MAX_ERROR_AGE = timedelta(days=1)
 """An older error gets this age, and an error of the future counts as of now, so no wrong clock holds a device forever.
 
@@ -102,7 +103,7 @@ class AgentRoutes:
                     "a secret that enrols no worker",
                     "Make a new one with `airflow hetero enroll`",
                 )
-            enrolment = self._parse(Enrolment, await _read_bounded(request, MAX_SMALL_BYTES), "")
+            enrolment = self._parse(Enrolment, await read_bounded(request, MAX_SMALL_BYTES, ASKED), "")
             read_public_key(enrolment.public_key)
             key = (enrolment.worker, hashed, enrolment.public_key)
             await asyncio.to_thread(self._keys.enrol, *key, datetime.now(UTC))
@@ -135,7 +136,7 @@ class AgentRoutes:
         """The token, its key, and the body. The body is read only after the token is verified."""
         claims, key = await self._ring.read(_bearer(request), datetime.now(UTC))
         self._refusals.check_flooding(claims.sub)
-        body = await _read_bounded(request, limit, claims.sub)
+        body = await read_bounded(request, limit, ASKED, claims.sub)
         if claims.req != request_digest(request.method, path, body):
             found = "a token that was signed for another request"
             raise TokenRefused(RefusalCode.FOREIGN, found=found, remedy="Sign a new token for each request")
@@ -197,24 +198,8 @@ def _bearer(request: Request) -> str:
     return token
 
 
-async def _read_bounded(request: Request, limit: int, worker: str = "") -> bytes:
-    """The body. Refuses one that is longer than the limit or takes too long."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise _refused(RefusalCode.TOO_LARGE, f"a body of more than {limit} bytes", "Send less", worker)
-    except TimeoutError as error:
-        raise _refused(
-            RefusalCode.INVALID, f"a body that took longer than {BODY_TIMEOUT_S:g} s", "Send it at once", worker
-        ) from error
-    return bytes(body)
-
-
 def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> HttpRequestRefused:
-    return HttpRequestRefused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
+    return HttpRequestRefused(code, ASKED, found=found, remedy=remedy, worker=worker)
 
 
 def _unauthenticated(problem: str) -> HttpRequestRefused:

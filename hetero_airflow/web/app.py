@@ -19,6 +19,7 @@ from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import ServerAlive
 from hetero_airflow.web.agent_routes import AgentRoutes
+from hetero_airflow.web.bodies import UnreadBodies
 from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.metrics_route import MetricsRoute
 from hetero_airflow.web.page.page_routes import PageRoutes
@@ -79,5 +80,6 @@ def make_app(engine: Callable[[], Engine] = airflow_engine) -> FastAPI:
     app.include_router(UserRoutes(engine).router())
     app.include_router(MetricsRoute(engine).router())
     app.include_router(PageRoutes(engine).router())
+    app.add_middleware(UnreadBodies)
     app.add_exception_handler(HeteroError, refusal_handler(refusals))
     return app

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cached_property
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from sqlalchemy import Engine
 
 from hetero_airflow.agent.protocol import RefusalCode
@@ -33,7 +33,7 @@ class MetricsRoute:
 
     def router(self) -> APIRouter:
         """The route to the handler."""
-        router = APIRouter()
+        router = APIRouter(dependencies=[Depends(check_token)])
         router.add_api_route("/metrics", self.metrics, methods=["GET"], response_model=None)
         return router
 
@@ -41,9 +41,7 @@ class MetricsRoute:
         """All metrics of `hetero_airflow.metrics.catalog`, as Prometheus' text or as OpenMetrics.
 
         :param devices: whether to add the time series of each device
-        :raises HttpRequestRefused: the request has another token than ``[hetero] metrics_token``, or that is empty
         """
-        check_token(request.headers.get("Authorization", ""))
         snapshot = self._store.snapshot()
         with read_transaction(self._engine()) as connection:
             reasons = count_waiting_reasons(connection)
@@ -61,8 +59,8 @@ class MetricsRoute:
         return Response(text, media_type=content_type)
 
 
-def check_token(sent: str) -> None:
-    """Refuse a scrape without the token.
+def check_token(request: Request) -> None:
+    """Refuse a scrape without the token. As a dependency, it runs before the parameters are checked.
 
     :raises HttpRequestRefused: the configuration has no token that can be used, or the scrape sent another one
     """
@@ -71,6 +69,6 @@ def check_token(sent: str) -> None:
         found = "no such token" if token else "no [hetero] metrics_token in the configuration"
     except SettingsError as error:
         token, found = "", f"a [hetero] metrics_token with {error.found}"
-    if not is_token(sent, token):
+    if not is_token(request.headers.get("Authorization", ""), token):
         remedy = "Set [hetero] metrics_token, and send `Authorization: Bearer TOKEN` with it"
         raise HttpRequestRefused(RefusalCode.UNAUTHENTICATED, "the metrics", found=found, remedy=remedy)

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import chain, product, repeat
+from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from airflow.models.dag import DagModel
 from airflow.models.dagbundle import DagBundleModel
@@ -184,6 +193,80 @@ def test_no_worker_reads_what_is_for_people(airflow, speaker, method, path):
     for digest_path in (path, HEARTBEAT_PATH):
         answer = ask(airflow, method, path, speaker.token(method, digest_path, b""))
         assert answer.status_code in (401, 403)
+
+
+PART = b"x" * 65_536
+PARTS = 1500
+"""Of 65,536 bytes: nearly 100 MB."""
+LOGINS = ("", f"Authorization: Bearer {secrets.token_urlsafe(32)}\r\n", "Cookie: _token=rubbish\r\n")
+
+
+@cache
+def gzip_bomb() -> bytes:
+    return zlib.compress(bytes(len(PART) * PARTS), wbits=31)
+
+
+def endless_bodies() -> Iterator[tuple[str, Iterator[bytes]]]:
+    """(headers, parts) of bodies that are large, without a declared end, slow, and large once unpacked.
+
+    None is sent to its end, so an answer comes before it.
+    """
+    bomb = gzip_bomb()
+    yield f"Content-Length: {len(PART) * PARTS}", repeat(PART, PARTS - 1)
+    yield "Transfer-Encoding: chunked", repeat(b"%x\r\n%b\r\n" % (len(PART), PART), PARTS)
+    yield "Content-Length: 10000", (time.sleep(0.005) or b"x" for _ in range(1000))
+    yield f"Content-Encoding: gzip\r\nContent-Length: {len(bomb)}", iter([bomb[:-1]])
+
+
+def send_until_answered(airflow: LocalAirflow, head: str, parts: Iterator[bytes]) -> tuple[int, bool]:
+    """The status of the answer, 0 if none came; and whether the server then closed the connection."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", airflow.port), timeout=30) as connection:
+        with suppress(ConnectionError):  # it is closed while we send; the answer can be read nevertheless
+            for part in chain([head.encode()], parts):
+                connection.sendall(part)
+                if select.select([connection], [], [], 0)[0]:
+                    break
+        try:
+            while received := connection.recv(65_536):
+                answer += received
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return int((answer.split() or [b"", 0])[1]), False
+    return int((answer.split() or [b"", 0])[1]), True
+
+
+def peak_bytes(processes: list[psutil.Process], *, reset: bool = False) -> int:
+    """The greatest memory of the processes since the last reset (man 5 proc)."""
+    peak = 0
+    for process in processes:
+        folder = Path("/proc", str(process.pid))
+        peak += int(re.search(r"VmHWM:\s+(\d+) kB", (folder / "status").read_text())[1]) * 1024
+        if reset:
+            (folder / "clear_refs").write_text("5")
+    return peak
+
+
+def test_no_body_is_read_before_its_sender_is_known(airflow):
+    """Neither of who has no login nor of who has a wrong one, and the server needs no memory for it."""
+    main = psutil.Process(airflow.pid("api-server"))
+    processes = [main, *main.children(recursive=True)]
+    wrong = []
+    for method, path in routes():
+        ask(airflow, method, path, content=b"{}")  # what the first request costs, counts for nobody
+    peak_bytes(processes, reset=True)
+    before = sum(process.memory_info().rss for process in processes)
+    for (method, path), login in product(routes(), LOGINS):
+        for headers, parts in endless_bodies():
+            line = f"{method} {PREFIX}{path} HTTP/1.1".replace("{dag_id}", "dag-red")
+            head = f"{line}\r\nHost: a\r\nContent-Type: application/json\r\n{login}{headers}\r\n\r\n"
+            status, is_closed = send_until_answered(airflow, head, parts)
+            if status not in (401, 403) or not is_closed:
+                wrong.append((method, path, login, headers, status, is_closed))
+    grown = peak_bytes(processes) - before
+    print(f"The memory of the API server grew by {grown / 1e6:.1f} MB at most.")
+    assert (wrong, grown < 10_000_000) == ([], True), grown
 
 
 NOTHING = ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/", "/agent", "/nothing")

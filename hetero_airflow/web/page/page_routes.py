@@ -15,8 +15,9 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Engine
 
 from hetero_airflow.errors import HeteroError
@@ -25,6 +26,7 @@ from hetero_airflow.store.lease_history import read_leases_since, read_task_leas
 from hetero_airflow.store.sql.queue import read_newest_decision_id, read_waiting_requests
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import HoldPlaced, RequestHistory
+from hetero_airflow.web.bodies import read_bounded
 from hetero_airflow.web.page.bundle import BUNDLE, ICON
 from hetero_airflow.web.page.etags import conditional
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
@@ -51,6 +53,9 @@ MAX_HOURS = 7 * 24
 MAX_AUTHOR = 100
 """Characters of a user's name in the reason of a drain."""
 
+MAX_ORDER_BYTES = 16 << 10
+"""A target and a reason of the greatest lengths need 10 kB if JSON escapes each character."""
+
 Offset = Annotated[int, Query(ge=0, le=10**6)]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Name = Annotated[str, Query(min_length=1, max_length=320)]
@@ -69,6 +74,25 @@ class DrainOrder(BaseModel):
     reason: str = Field(default="", max_length=MAX_REASON)
     move: bool = False
     """Whether running tasks save and continue elsewhere."""
+
+
+async def read_order(request: Request) -> DrainOrder:
+    """The order in the body of a request. The dependencies before it have checked the user.
+
+    :raises HttpRequestRefused: the body is too long, or takes too long
+    :raises RequestValidationError: it is no order
+    """
+    body = await read_bounded(request, MAX_ORDER_BYTES, "to drain or undrain")
+    try:
+        return DrainOrder.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from error
+
+
+Order = Annotated[DrainOrder, Depends(read_order)]
+_ORDER_SCHEMA = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": DrainOrder.model_json_schema()}}}
+}
 
 
 class DrainDone(BaseModel):
@@ -102,8 +126,8 @@ class PageRoutes:
         add("/worker", self.worker, response_model=WorkerFacts, dependencies=jobs)
         add("/placement/{dag_id}", self.placement, response_model=Placement, dependencies=task)
         add("/forecast/{dag_id}", self.forecast, response_model=StartForecast, dependencies=task)
-        add("/drain", self.drain, methods=["POST"], dependencies=drains)
-        add("/undrain", self.undrain, methods=["POST"], dependencies=drains)
+        add("/drain", self.drain, methods=["POST"], dependencies=drains, openapi_extra=_ORDER_SCHEMA)
+        add("/undrain", self.undrain, methods=["POST"], dependencies=drains, openapi_extra=_ORDER_SCHEMA)
         add("/openapi.json", self.schema, dependencies=jobs, include_in_schema=False)
         add("/hetero.js", self.bundle, include_in_schema=False)
         add("/devices.svg", self.icon, include_in_schema=False)
@@ -228,7 +252,7 @@ class PageRoutes:
         facts = (request.url, int(now.timestamp() // FRESH_S), history.state, _digest(readable))
         return conditional(request, facts, lambda: self._forecasts.forecast(history, readable, now))
 
-    def drain(self, user: GetUserDep, order: DrainOrder) -> DrainDone:
+    def drain(self, user: GetUserDep, order: Order) -> DrainDone:
         """Place a hold on a worker or a device."""
         store, now = self._fleet.store, datetime.now(UTC)
         snapshot = store.snapshot()
@@ -239,7 +263,7 @@ class PageRoutes:
         store.record([HoldPlaced(hold)], now)
         return DrainDone(target=order.target, holds=1)
 
-    def undrain(self, order: DrainOrder) -> DrainDone:
+    def undrain(self, order: Order) -> DrainDone:
         """Lift the holds of a worker or a device."""
         store = self._fleet.store
         snapshot = store.snapshot()

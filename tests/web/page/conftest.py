@@ -15,7 +15,9 @@ from airflow.models.dag import DagModel
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.context.dag_edges import DagEdges
+from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.page import fleet_reader, usage_view
 from hetero_airflow.web.page.page_routes import PageRoutes
 
@@ -38,6 +40,7 @@ def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
     )
     app = FastAPI()
     app.include_router(PageRoutes(lambda: engine).router())
+    app.add_exception_handler(HeteroError, refusal_handler(RefusalLog()))
 
     @contextmanager
     def client(role: str | None = "admin") -> Iterator[TestClient]:

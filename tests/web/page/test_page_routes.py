@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import math
 from datetime import datetime, timedelta
 
@@ -14,6 +15,7 @@ from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
 from hetero_airflow.web.page import page_routes, usage_view
+from hetero_airflow.web.page.page_routes import MAX_ORDER_BYTES
 
 LATER = EPOCH + timedelta(hours=1)
 HOSTILE = "<script>alert(1)</script>'\"; ü 🤖"
@@ -286,6 +288,18 @@ def test_an_unknown_worker_is_not_found(ask):
 def test_a_bad_order_changes_nothing(ask, store, body, status):
     with ask() as client:
         assert client.post("drain", json=body).status_code == status
+    assert store.snapshot().holds == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b" " * MAX_ORDER_BYTES + b"{}", 413), (gzip.compress(b" " * 10**7), 422), (b"[" * 10**4, 422), (b"", 422)],
+)
+def test_a_body_that_is_no_order_changes_nothing(ask, store, content, status):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with ask() as client:
+        for path in ("drain", "undrain"):
+            assert client.post(path, content=content, headers=headers).status_code == status
     assert store.snapshot().holds == ()
 
 
