@@ -138,6 +138,8 @@ class Dispatcher:
             local_worker_id=configuration.worker_id if engine.traits.is_local else None,
             queued_timeout_s=queued_timeout_s,
         )
+        self._decided_at: datetime | None = None
+        """When the last cycle ended that had no error."""
         self._periods = Periods(alternatives=30, forgotten=10)
         self._tolerate_outages = ToleratedOutages()
 
@@ -181,7 +183,8 @@ class Dispatcher:
                 self._runner.rotate_alternatives(now)
             waiting = [task.request_id for task in (*self.queue.tasks.values(), *self.checks.tasks.values())]
             waiting += self.unleased.delayed_ids()
-            self._housekeeping.run(waiting, [task.lease.request_id for task in self.keeper.running.values()], now)
+            running = [task.lease.request_id for task in self.keeper.running.values()]
+            self._housekeeping.run(waiting, running, self._decided_at, now)
             self.queue.log_waits(self._store.snapshot(), now)
             self.starter.record_placed(self._tasks, now)
 
@@ -254,6 +257,7 @@ class Dispatcher:
             raise error.cause from None
         finally:
             del self.queue.events[:recorded]
+        self._decided_at = now
         for decision in result.plan.decisions if result.is_decided else ():
             key = self.starter.requests.get(decision.request_id)
             if key in self.queue.tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -21,11 +22,14 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.store.store import SchedulerDecided, StoreEvent, WorkerSeen
 
 _RUNNING_EVERY_S = 5.0
 """Airflow's own limit for heartbeats is 60 s or more, and a supervisor sends the next one some seconds after the end of
 an outage."""
+
+_HEARTBEAT_S = 5.0
+"""The longest interval between two signs of life of this host and its scheduler, which a long timeout would stretch."""
 
 
 class Housekeeping:
@@ -55,6 +59,7 @@ class Housekeeping:
         self._speeds = speeds
         self._preemptions = preemptions
         self._api = api
+        self._scheduler = f"{configuration.worker_id}:{os.getpid()}"
         self._history = timedelta(days=configuration.history_days)
         self._liveness = LostWorkerWatch(store, configuration.worker_timeout_s, local_worker_id)
         self._retention = WorkerRetention(store, configuration.forget_workers_after_s, self._history.total_seconds())
@@ -62,7 +67,7 @@ class Housekeeping:
         self._periods = Periods(
             queued=queued_timeout_s / 4,
             running=_RUNNING_EVERY_S,
-            heartbeat=configuration.worker_timeout_s / 3,
+            heartbeat=min(configuration.worker_timeout_s / 3, _HEARTBEAT_S),
             saved=5,
             speeds=5,
             learn=60,
@@ -71,16 +76,19 @@ class Housekeeping:
             forget=min(configuration.forget_workers_after_s / 4, 3600),
         )
 
-    def run(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
+    def run(
+        self, waiting_ids: Sequence[str], running_ids: Sequence[str], decided_at: datetime | None, now: datetime
+    ) -> None:
         """Do what is due.
 
         :param waiting_ids: the requests whose tasks wait here
         :param running_ids: the requests whose tasks run, or were handed over
+        :param decided_at: when the scheduler last completed a cycle; None before the first
         """
         self._spot_host.step(now)
         self._refresh_tasks(waiting_ids, running_ids, now)
         if self._periods.is_due("heartbeat", now):
-            self._store.record([WorkerSeen(self.local_worker)] if self.local_worker else [], now)
+            self._store.record(self._signs_of_life(decided_at), now)
         self._store.record(self._liveness.find_lost(now), now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._preemptions.saved(), now)
@@ -93,6 +101,11 @@ class Housekeeping:
             self._store.prune(now - self._history)
         if self._periods.is_due("forget", now):
             self._store.record(self._retention.find_forgettable(now), now)
+
+    def _signs_of_life(self, decided_at: datetime | None) -> list[StoreEvent]:
+        """What says that this host is there and that its scheduler decides."""
+        events: list[StoreEvent] = [WorkerSeen(self.local_worker)] if self.local_worker else []
+        return events if decided_at is None else [*events, SchedulerDecided(self._scheduler, decided_at)]
 
     def _refresh_tasks(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
         """Keep Airflow from giving up tasks that have to wait, or whose heartbeats can't arrive."""

@@ -38,6 +38,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hetero_worker_last_seen_timestamp_seconds", "gauge", "When the worker's last heartbeat arrived.", ("worker",)
     ),
+    Metric(
+        "hetero_last_decision_timestamp_seconds",
+        "gauge",
+        "When any scheduler last completed a cycle, also one without work; stays when all of them die.",
+    ),
+    Metric(
+        "hetero_scheduler_last_decision_timestamp_seconds",
+        "gauge",
+        "The same for one scheduler; while another one decides, it goes after an hour without a cycle.",
+        ("scheduler",),
+    ),
     Metric("hetero_capacity_devices", "gauge", "Known devices, without the CPUs of hosts.", _MODEL),
     Metric(
         "hetero_leasable_devices", "gauge", "Devices of online workers without a hold and without a problem.", _MODEL

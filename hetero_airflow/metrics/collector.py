@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Metric
@@ -45,6 +45,8 @@ class FleetFacts:
     """Kind of reason → number of waiting requests."""
     now: datetime
     tallies: Sequence[Tally] = ()
+    decided: Mapping[str, datetime] = field(default_factory=dict)
+    """Scheduler → the end of its last cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
     yield from (Sample("hetero_workers", count, labels) for labels, count in workers.items())
     for worker_id, seen_at in facts.last_seen.items():
         yield Sample("hetero_worker_last_seen_timestamp_seconds", seen_at.timestamp(), (worker_id,))
+    if facts.decided:
+        yield Sample("hetero_last_decision_timestamp_seconds", max(facts.decided.values()).timestamp())
+    for scheduler, decided_at in facts.decided.items():
+        yield Sample("hetero_scheduler_last_decision_timestamp_seconds", decided_at.timestamp(), (scheduler,))
     yield from _model_samples(snapshot)
     states = Counter(lease.state.value for lease in snapshot.leases)
     yield from (Sample("hetero_leases", count, (state,)) for state, count in states.items())
@@ -90,8 +96,8 @@ def device_samples(facts: FleetFacts) -> Iterator[Sample]:
         telemetry = facts.telemetry.get(key)
         if telemetry is None or worker.state is WorkerState.LOST:
             continue
-        for metric, field in _READINGS.items():
-            value = getattr(telemetry, field)
+        for metric, reading in _READINGS.items():
+            value = getattr(telemetry, reading)
             if value is not None:
                 yield Sample(metric, value, key)
 

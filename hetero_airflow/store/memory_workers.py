@@ -19,9 +19,11 @@ from hetero_airflow.store.inventory import DeviceRecord, merge_inventory, worker
 from hetero_airflow.store.lease_rules import are_grantable, choose_cores
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.store import (
+    SCHEDULER_KEPT,
     HealthNoted,
     HoldLifted,
     HoldPlaced,
+    SchedulerDecided,
     ServerAlive,
     WorkerAlive,
     WorkerForgotten,
@@ -69,6 +71,7 @@ class MemoryWorkers:
         self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
         """(worker id, CPU id) → leased cores."""
         self._server: ServerHeartbeat | None = None
+        self._decided: dict[str, datetime] = {}
 
     def _see(self, event: WorkerSeen, now: datetime) -> bool:
         record = self._workers.get(event.worker.id)
@@ -132,6 +135,11 @@ class MemoryWorkers:
 
     def _hear_server(self, event: ServerAlive, now: datetime) -> bool:
         self._server = next_server_heartbeat(self._server, now, is_new=event.is_new)
+        return False
+
+    def _note_decision(self, event: SchedulerDecided, now: datetime) -> bool:
+        known = {id_: at for id_, at in self._decided.items() if at >= event.at - SCHEDULER_KEPT}
+        self._decided = known | {event.scheduler: event.at}
         return False
 
     def _place_hold(self, event: HoldPlaced, now: datetime) -> bool:
@@ -242,6 +250,10 @@ class MemoryWorkers:
             for worker_id, record in self._workers.items()
             if record.leases is not None
         }
+
+    def last_decisions(self) -> dict[str, datetime]:
+        """Scheduler → the end of its last cycle."""
+        return dict(self._decided)
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
         """The last heartbeat of the API server; None if there was none."""

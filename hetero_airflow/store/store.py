@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from hetero_airflow.errors import StoreError
@@ -19,6 +19,9 @@ from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.start_claim import StartClaimed
+
+SCHEDULER_KEPT = timedelta(hours=1)
+"""How long a scheduler that does not decide any more stays known while another one decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,17 @@ class ServerAlive:
 
     is_new: bool = False
     """The process has just started."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerDecided:
+    """A scheduler has completed a cycle, also one in which nothing had changed.
+
+    Schedulers that did not decide for `SCHEDULER_KEPT` before this one are forgotten, so the newest always stays.
+    """
+
+    scheduler: str
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,7 @@ StoreEvent = (
     | WorkerLost
     | WorkerForgotten
     | ServerAlive
+    | SchedulerDecided
     | RequestSubmitted
     | RequestWithdrawn
     | CheckpointSaved
@@ -295,4 +310,8 @@ class Presence(Protocol):
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
         """The last heartbeat of the API server; None if there was none."""
+        ...
+
+    def last_decisions(self) -> dict[str, datetime]:
+        """Scheduler → the end of its last cycle; see `SchedulerDecided`."""
         ...

@@ -123,6 +123,15 @@ server = sa.Table(
     comment="One row, once an API server has said that it is there",
 )
 
+scheduler = sa.Table(
+    "hetero_scheduler",
+    metadata,
+    sa.Column("id", ID, comment="Host and process"),
+    sa.Column("decided_at", UtcDateTime, nullable=False, comment="The end of its last cycle, some seconds late"),
+    sa.PrimaryKeyConstraint("id"),
+    comment="When each scheduler last decided; stays when the scheduler dies",
+)
+
 hold = sa.Table(
     "hetero_bar",
     metadata,

@@ -54,6 +54,7 @@ class MetricsRoute:
             reasons,
             datetime.now(UTC),
             tallies,
+            self._store.last_decisions(),
         )
         text, content_type = exposition(facts, request.headers.get("Accept", ""), per_device=devices)
         return Response(text, media_type=content_type)

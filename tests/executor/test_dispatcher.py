@@ -441,3 +441,21 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
     assert "hetero_airflow can't send a job with 40 devices; found 3000 characters. Ask for fewer." in reason
     snapshot = bench.store.snapshot()
     assert (bench.dispatcher.queue.tasks, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
+
+
+def test_a_scheduler_notes_its_last_decision_every_five_seconds_also_without_work(bench):
+    bench.beat(1, times=20)
+    (decided_at,) = bench.store.last_decisions().values()
+    assert timedelta(0) <= bench.clock.now() - decided_at < timedelta(seconds=6)
+
+
+def test_a_cycle_that_fails_is_no_decision(bench, monkeypatch):
+    bench.beat(1, times=10)
+    last_good = bench.clock.now()
+
+    def fail(events):
+        raise StoreUnavailable("the store", found="no answer", remedy="Wait")
+
+    monkeypatch.setattr(bench.dispatcher._cycle, "_take_snapshot", fail)
+    bench.beat(1, times=20)
+    assert list(bench.store.last_decisions().values()) == [last_good]

@@ -76,6 +76,13 @@ def test_a_scrape_shows_the_fleet(fleet):
     assert ("hetero_device_temperature_celsius", "worker-a", "GPU-0") not in seen, "no reading is no value"
 
 
+def test_the_last_decision_is_that_of_the_scheduler_which_decided_last(fleet):
+    seen = values(facts(fleet, decided={"host-a:1": EPOCH, "host-b:1": NOW}))
+    assert seen["hetero_last_decision_timestamp_seconds",] == NOW.timestamp()
+    assert seen["hetero_scheduler_last_decision_timestamp_seconds", "host-a:1"] == EPOCH.timestamp()
+    assert "hetero_last_decision_timestamp_seconds" not in str(values(facts(fleet)).keys()), "never is no time"
+
+
 def test_a_scrape_without_devices_has_the_sums_only(fleet):
     names = {name for name, *_ in values(facts(fleet), per_device=False)}
     assert "hetero_leased_devices" in names

@@ -17,7 +17,15 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import RequestSubmitted, ServerAlive, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import (
+    SCHEDULER_KEPT,
+    RequestSubmitted,
+    SchedulerDecided,
+    ServerAlive,
+    WorkerAlive,
+    WorkerLost,
+    WorkerSeen,
+)
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER, MUCH_LATER = EPOCH + timedelta(seconds=60), EPOCH + timedelta(days=2)
@@ -57,6 +65,7 @@ def lost(store) -> Lease:
 
 def test_no_one_has_been_heard_of_yet(store):
     assert (store.last_seen(), store.heartbeats(), store.server_heartbeat()) == ({}, {}, None)
+    assert store.last_decisions() == {}
 
 
 def test_what_an_agent_says_last_of_leases_counts(store):
@@ -156,6 +165,18 @@ def test_the_api_server_is_there_from_its_first_word_on_and_changes_no_snapshot(
         store.record([ServerAlive(is_new)], at(seconds))
     assert store.server_heartbeat() == ServerHeartbeat(EPOCH, at(10))
     assert store.snapshot() is before
+
+
+def test_the_last_decision_of_each_scheduler_stays_until_another_one_decides_an_hour_later(store):
+    before = store.snapshot()
+    store.record([SchedulerDecided("host-a:1", EPOCH), SchedulerDecided("host-b:1", at(3))], at(4))
+    store.record([SchedulerDecided("host-a:1", at(5))], at(6))
+    assert store.last_decisions() == {"host-a:1": at(5), "host-b:1": at(3)}
+    assert store.snapshot() is before
+    store.record([SchedulerDecided("host-b:1", at(5) + SCHEDULER_KEPT)], MUCH_LATER)
+    assert store.last_decisions() == {"host-a:1": at(5), "host-b:1": at(5) + SCHEDULER_KEPT}
+    store.record([SchedulerDecided("host-b:1", MUCH_LATER)], MUCH_LATER)
+    assert store.last_decisions() == {"host-b:1": MUCH_LATER}
 
 
 def test_an_api_server_that_was_away_or_has_started_is_there_since_then(store):

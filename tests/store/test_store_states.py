@@ -24,6 +24,7 @@ from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
     RequestSubmitted,
     RequestWithdrawn,
+    SchedulerDecided,
     ServerAlive,
     WorkerAlive,
     WorkerLost,
@@ -79,6 +80,7 @@ EVENTS = (
     | st.builds(WorkerAlive, WORKERS, leases=LEASES)
     | st.builds(WorkerLost, WORKERS)
     | st.builds(ServerAlive, st.booleans())
+    | st.builds(lambda key, s: SchedulerDecided(key, EPOCH + timedelta(seconds=s)), WORKERS, st.integers(0, 9999))
     | st.builds(lambda key: RequestSubmitted(a_pending(key)), REQUESTS)
     | st.builds(RequestWithdrawn, REQUESTS, st.just("cleared"))
 )
@@ -145,7 +147,7 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def both_show_the_same(self) -> None:
-        for method in ("snapshot", "last_seen", "telemetry", "heartbeats", "server_heartbeat"):
+        for method in ("snapshot", "last_seen", "telemetry", "heartbeats", "server_heartbeat", "last_decisions"):
             self.both(method)
 
     @invariant()

@@ -20,7 +20,12 @@ from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
 from hetero_airflow.store.sql.leases import claim_starts, end_requests
-from hetero_airflow.store.sql.presence import holds_all_leases, read_reported_leases, record_server_heartbeat
+from hetero_airflow.store.sql.presence import (
+    holds_all_leases,
+    read_reported_leases,
+    record_decision,
+    record_server_heartbeat,
+)
 from hetero_airflow.store.sql.pruning import forget_workers
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.start_claim import StartClaimed
@@ -28,6 +33,7 @@ from hetero_airflow.store.store import (
     CheckpointSaved,
     RequestSubmitted,
     RequestWithdrawn,
+    SchedulerDecided,
     ServerAlive,
     StartDelayed,
     StoreEvent,
@@ -82,6 +88,8 @@ def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], n
     claim_starts(transaction, [event for event in events if isinstance(event, StartClaimed)])
     for alive in (event for event in events if isinstance(event, ServerAlive)):
         record_server_heartbeat(transaction, now, is_new=alive.is_new)
+    for decided in (event for event in events if isinstance(event, SchedulerDecided)):
+        record_decision(transaction, decided)
     for delayed in (event for event in events if isinstance(event, StartDelayed)):
         reason = None if delayed.reason is None else REASON.dump_json(delayed.reason, exclude_none=True).decode()
         transaction.connection.execute(_DELAY, {"key": delayed.request_id, "reason_json": reason})

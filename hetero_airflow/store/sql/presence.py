@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import LEASES
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.store import SCHEDULER_KEPT, SchedulerDecided
 
 _SEEN, _LEASE = tables.telemetry.c, tables.lease.c
 
@@ -42,6 +43,19 @@ def record_server_heartbeat(transaction: WriteTransaction, now: datetime, *, is_
     heartbeat = next_server_heartbeat(before, now, is_new=is_new)
     values = {"id": 1, "since": heartbeat.since, "seen_at": heartbeat.at}
     transaction.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
+
+
+def read_last_decisions(connection: Connection) -> dict[str, datetime]:
+    """Scheduler → the end of its last cycle."""
+    return {row.id: row.decided_at for row in connection.execute(select(tables.scheduler))}
+
+
+def record_decision(transaction: WriteTransaction, event: SchedulerDecided) -> None:
+    """Record that a scheduler has decided."""
+    scheduler = tables.scheduler.c
+    is_old = or_(scheduler.id == event.scheduler, scheduler.decided_at < event.at - SCHEDULER_KEPT)
+    transaction.connection.execute(delete(tables.scheduler).where(is_old))
+    transaction.connection.execute(insert(tables.scheduler), {"id": event.scheduler, "decided_at": event.at})
 
 
 def holds_all_leases(transaction: WriteTransaction, worker_id: str, leases: frozenset[str]) -> bool:

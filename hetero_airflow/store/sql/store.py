@@ -26,7 +26,12 @@ from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.holds import read_health
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
 from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
-from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
+from hetero_airflow.store.sql.presence import (
+    read_heartbeats,
+    read_last_decisions,
+    read_last_seen,
+    read_server_heartbeat,
+)
 from hetero_airflow.store.sql.pruning import forget_by_name, prune
 from hetero_airflow.store.sql.queue import change_queue
 from hetero_airflow.store.sql.reads import apply_changes, drop_deleted, read_request_history, read_runs, read_telemetry
@@ -173,3 +178,8 @@ class SqlStore:
         """The last heartbeat of the API server; None if there was none."""
         with read_transaction(self._engine) as connection:
             return read_server_heartbeat(connection)
+
+    def last_decisions(self) -> dict[str, datetime]:
+        """Scheduler → the end of its last cycle, some seconds late."""
+        with read_transaction(self._engine) as connection:
+            return read_last_decisions(connection)

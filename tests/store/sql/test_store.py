@@ -261,6 +261,7 @@ CALLS = {
     "last_seen": lambda store: store.last_seen(),
     "heartbeats": lambda store: store.heartbeats(),
     "server_heartbeat": lambda store: store.server_heartbeat(),
+    "last_decisions": lambda store: store.last_decisions(),
     "prune": lambda store: store.prune(EPOCH),
 }
 
