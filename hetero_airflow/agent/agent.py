@@ -19,6 +19,7 @@ from hetero_airflow.agent.protocol import (
     valid_readings,
 )
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
+from hetero_airflow.discovery.readings_watch import ReadingsWatch
 from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
 from hetero_airflow.engines.cgroups import covered
@@ -73,6 +74,7 @@ class Agent:
         *,
         used: UsedDevices | None = None,
         spot: SpotWatch | None = None,
+        readings: ReadingsWatch | None = None,
         pause: Callable[[float], bool],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
@@ -81,6 +83,7 @@ class Agent:
         self._watch, self._leases, self._errors, self._server = watch, leases, errors, server
         self._used = used or UsedDevices(ANY_PROCESS)
         self._spot = spot or SpotWatch(None)
+        self._readings = readings
         self._seen_notice = ""
         """The notice at the last step."""
         self._pause, self._rng, self._clock = pause, rng, clock
@@ -105,9 +108,19 @@ class Agent:
         :raises RefusedByServer: the server refuses this agent, and waiting does not help
         """
         self._spot.start()
-        while not self._wait(self._step()):
+        while not self._wait_and_ask(self._step()):
             pass
         self._leave()
+
+    def _wait_and_ask(self, seconds: float) -> bool:
+        """The same as `_wait`; asks for readings so early that the next step has them."""
+        lead_s = 0.0 if self._readings is None else min(seconds, self._readings.lead_s)
+        if self._wait(seconds - lead_s):
+            return True
+        if self._readings is None:
+            return False
+        self._readings.ask()
+        return self._wait(lead_s)
 
     def _wait(self, seconds: float) -> bool:
         """Wait this long, or until the provider gives a notice or a lease ends; whether the agent was told to stop."""
@@ -157,11 +170,15 @@ class Agent:
         self._used.take(inventory.users, *(self._leases.current() if inventory.users else ((), ())))
         self._found = self._used.without_used(worker)
         self._telemetry = valid_readings(inventory.telemetry)
+        if self._readings is not None:
+            self._readings.take(self._telemetry, self._watch.looked_at)
         self._errors.take_inventory(inventory)
 
     def _send_heartbeat(self) -> ServerReply:
         errors = self._errors.unconfirmed()
         inventory = self._server_inventory
+        if self._readings is not None:
+            self._telemetry = valid_readings(self._readings.readings())
         reply = self._exchange(
             Heartbeat(
                 worker=self._worker_id,

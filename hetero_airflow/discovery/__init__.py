@@ -6,6 +6,7 @@ has the watches for device errors and the burn-in.
 
 Each probe runs in its own process with a time limit (`isolation`). Rejected: threads, since a call into a hung driver
 can't be ended; one process for all probes, since a library that crashes would lose the other vendors' results.
+`readings_watch` keeps a process for each probe, which reads again with every heartbeat.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ class Dispatcher:
             configuration,
             api,
             local_worker_id=configuration.worker_id if engine.traits.is_local else None,
+            read_devices=lambda: self._inventory.readings(),
             queued_timeout_s=queued_timeout_s,
         )
         self._decided_at: datetime | None = None

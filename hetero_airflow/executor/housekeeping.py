@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from airflow.observability import stats
@@ -18,6 +18,7 @@ from hetero_airflow.executor.device_health.spot_host import SpotHost
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
 from hetero_airflow.executor.retention import WorkerRetention
+from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
@@ -35,6 +36,7 @@ _HEARTBEAT_S = 5.0
 class Housekeeping:
     """Keeps Airflow's rows, the store and the metrics up to date.
 
+    :param read_devices: returns the newest readings of this host's devices
     :param local_worker_id: the worker that this scheduler reports itself; None if the engine runs tasks elsewhere
     """
 
@@ -49,10 +51,12 @@ class Housekeeping:
         api: ExecutionApiWatch,
         *,
         local_worker_id: str | None,
+        read_devices: Callable[[], tuple[Telemetry, ...]],
         queued_timeout_s: float,
     ) -> None:
         self.local_worker: Worker | None = None
         """This host, as in its last inventory."""
+        self._read_devices = read_devices
         self._store = store
         self._tasks = tasks
         self._context = context
@@ -104,7 +108,7 @@ class Housekeeping:
 
     def _signs_of_life(self, decided_at: datetime | None) -> list[StoreEvent]:
         """What says that this host is there and that its scheduler decides."""
-        events: list[StoreEvent] = [WorkerSeen(self.local_worker)] if self.local_worker else []
+        events: list[StoreEvent] = [WorkerSeen(self.local_worker, self._read_devices())] if self.local_worker else []
         return events if decided_at is None else [*events, SchedulerDecided(self._scheduler, decided_at)]
 
     def _refresh_tasks(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:

@@ -15,7 +15,9 @@ from hetero_airflow.agent.agent import LEAVE_TIMEOUT_S, MAX_RETRY_WAIT_S, REPORT
 from hetero_airflow.agent.connection import RefusedByServer, ServerUnreachable
 from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.protocol import HEARTBEAT_S, Heartbeat, InventoryReport, RefusalCode, ServerReply
+from hetero_airflow.discovery import readings_watch
 from hetero_airflow.discovery.health.xid_watch import XidEvent
+from hetero_airflow.discovery.readings_watch import Answer, ReadingsWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.lease_files import LeaseFile
@@ -94,7 +96,10 @@ class World:
         return answer or ServerReply(inventory=self.known)
 
     def send_heartbeat(self, beat: Heartbeat) -> ServerReply:
-        parts = ["leaving" if beat.is_leaving else "beat", *(f"{reading.power_w:g} W" for reading in beat.telemetry)]
+        parts = [
+            "leaving" if beat.is_leaving else "beat",
+            *(f"{reading.power_w:g} W" for reading in beat.telemetry if reading.power_w),
+        ]
         parts += sorted(beat.leases)
         parts += [f"taken back: {beat.reclaimed}"] * bool(beat.reclaimed)
         parts += [f"{error.device_id}:{error.xid or f'{error.ecc_errors} ECC'}" for error in beat.errors]
@@ -108,12 +113,15 @@ class World:
         self.now += seconds
         return False
 
-    def run(self, used: UsedDevices | None = None, spot: object = None) -> list[tuple[float, str]]:
+    def run(
+        self, used: UsedDevices | None = None, spot: object = None, readings: ReadingsWatch | None = None
+    ) -> list[tuple[float, str]]:
         rng = random.Random(1)
         ports = (self, self, self.errors, self)
         Agent(
-            "worker-a", "celery", *ports, used=used, spot=spot, pause=self.pause, rng=rng, clock=lambda: self.now
-        ).run()
+            "worker-a", "celery", *ports, used=used, spot=spot, readings=readings, pause=self.pause, rng=rng,
+            clock=lambda: self.now,
+        ).run()  # fmt: skip
         return self.sent
 
 
@@ -418,3 +426,26 @@ def test_a_spot_worker_that_is_told_to_stop_lets_its_tasks_move(spot):
     world = World([inventory(labels={"hetero/spot": spot})], stop_at_s=1)
     cause = " taken back: its agent was told to stop, and it has the label hetero/spot" if spot == "true" else ""
     assert world.run()[-1] == (1, f"leaving{cause}")
+
+
+@pytest.mark.parametrize("took_s", [0.01, 1, 3, 1e9])
+def test_no_reading_at_the_server_is_older_than_ten_seconds(monkeypatch, took_s):
+    """A reading says in watts when it was asked for. A probe that hangs gives no value instead of an old one."""
+    monkeypatch.setattr(readings_watch, "names", lambda group, table: ["nvidia"])
+    monkeypatch.setattr(readings_watch, "has_trace", lambda name, environment: True)
+    world = World([inventory(a_device("GPU-0"))], stop_at_s=300)
+    asked: list[float] = []
+
+    def answer() -> Answer | None:
+        if world.now < asked[0] + took_s:
+            return None
+        return Answer(readings=(Telemetry(device_id="GPU-0", power_w=asked.pop()),), took_s=took_s)
+
+    reader = SimpleNamespace(is_alive=True, ask=lambda: asked.append(world.now), poll=answer)
+    told: list[tuple[float, float | None]] = []
+    world.answer = lambda message: told.extend((world.now, reading.power_w) for reading in message.telemetry)
+    world.run(readings=ReadingsWatch(lambda probe: reader, lambda: world.now))
+    steady = told[2:]
+    assert len(steady) > 50
+    assert all((power_w is not None) == (took_s < 5) for _, power_w in steady)
+    assert all(later - made_at <= 10 for (_, made_at), (later, _) in pairwise(steady) if made_at is not None)

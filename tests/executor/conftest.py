@@ -144,7 +144,9 @@ class Bench:
             api=self.api,
         )  # fmt: skip
         self.queue, self.checks, self.keeper = self.dispatcher.queue, self.dispatcher.checks, self.dispatcher.keeper
-        self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None, note_recorded=lambda: None)
+        self.dispatcher._inventory = SimpleNamespace(
+            poll=lambda: None, readings=lambda: (), close=lambda: None, note_recorded=lambda: None
+        )
 
     def report(self, key, state, reason):
         self.reports.append((key, state, reason))

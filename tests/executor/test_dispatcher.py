@@ -1,3 +1,4 @@
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,9 @@ from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.errors import EngineError, GrantRefused, StoreUnavailable
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.worker import Inventory
 from hetero_airflow.runtime.task_lease import lease_grant
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
@@ -459,3 +462,19 @@ def test_a_cycle_that_fails_is_no_decision(bench, monkeypatch):
     monkeypatch.setattr(bench.dispatcher._cycle, "_take_snapshot", fail)
     bench.beat(1, times=20)
     assert list(bench.store.last_decisions().values()) == [last_good]
+
+
+def test_the_readings_of_a_schedulers_host_are_at_most_ten_seconds_old(bench):
+    """A reading says in watts when it was made: here two seconds before it is told. Discovery comes once."""
+    inventories = [Inventory(worker=a_worker("worker-a"))]
+    begin = bench.clock.now()
+
+    def now_s() -> float:
+        return (bench.clock.now() - begin).total_seconds()
+
+    bench.dispatcher._inventory.poll = lambda: inventories.pop() if inventories else None
+    bench.dispatcher._inventory.readings = lambda: (Telemetry(device_id="GPU-0", power_w=now_s() - 2),)
+    with closing(bench.dispatcher):
+        for _ in range(60):
+            bench.beat(1)
+            assert now_s() - bench.store.telemetry()["worker-a", "GPU-0"].power_w <= 10

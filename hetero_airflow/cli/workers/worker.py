@@ -7,6 +7,7 @@ import os
 import pwd
 import random
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from airflow.configuration import AIRFLOW_HOME
@@ -19,6 +20,7 @@ from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enroll import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.readings_watch import ReaderProcess, ReadingsWatch
 from hetero_airflow.discovery.spot.notices import notice_source
 from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
@@ -80,11 +82,13 @@ def run_agent(
     )
     errors, used = ErrorWatch(), UsedDevices(configuration.allowed_processes)
     spot = SpotWatch(notice_source(configuration.spot_notices))
+    readings = ReadingsWatch(partial(ReaderProcess, timeout_s=timeout_s))
     ports = (watch, leases, errors, connection)
     try:
-        Agent(worker_id, engine, *ports, used=used, spot=spot, pause=signals.pause, rng=rng).run()
+        Agent(worker_id, engine, *ports, used=used, spot=spot, readings=readings, pause=signals.pause, rng=rng).run()
     finally:
         spot.close()
+        readings.close()
         watch.close()
         errors.close()
         connection.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.readings_watch import ReaderProcess, ReadingsWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.cgroups import covered
 from hetero_airflow.engines.held_devices import LocalRunDevices
@@ -18,6 +20,7 @@ from hetero_airflow.engines.lease_files import (
 from hetero_airflow.engines.processes import lease_processes
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory
 
 _LOOK_EVERY_S = 2.0
@@ -36,6 +39,7 @@ class HostInventory:
             probe_timeout_s=configuration.probe_timeout_s,
             exclude=configuration.exclude_devices,
         )
+        self._readings = ReadingsWatch(partial(ReaderProcess, timeout_s=configuration.probe_timeout_s))
         self._used = UsedDevices(configuration.allowed_processes)
         self._unchecked = UncheckedLeases()
         self._local_runs = LocalRunDevices()
@@ -49,9 +53,11 @@ class HostInventory:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_EVERY_S
             self._look_at_leases()
+            self._readings.ask()
             has_changed = self._local_runs.look()
         inventory = self._watch.poll()
         if inventory is not None:
+            self._readings.take(inventory.telemetry, self._watch.looked_at)
             self._used.take(inventory.users, *(current_leases() if inventory.users else ((), ())))
             worker = self._used.without_used(covered(inventory.worker))
             self._last, has_changed = inventory.model_copy(update={"worker": worker}), True
@@ -63,9 +69,14 @@ class HostInventory:
         """The store has the last inventory: the leases that ended before it was made have nothing left."""
         self._unchecked.note_checked(self._watch.looked_at)
 
+    def readings(self) -> tuple[Telemetry, ...]:
+        """The newest readings of the devices; without values if they are too old."""
+        return self._readings.readings()
+
     def close(self) -> None:
-        """Stop a running discovery."""
+        """Stop a running discovery, and the readers."""
         self._watch.close()
+        self._readings.close()
 
     def _look_at_leases(self) -> None:
         """Find the runs whose devices nobody has looked at, and remove what killed supervisors left of others."""

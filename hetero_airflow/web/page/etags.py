@@ -8,8 +8,10 @@ from collections.abc import Callable
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-READINGS_S = 10
-"""Readings of devices reach the page at most this many seconds late. Until then, they alone do not change an answer."""
+READINGS_S = 3
+"""Readings of devices reach the page at most this many seconds late. Until then, they alone do not change an answer.
+
+The store has them when they are 0.6 s old, and until they are 6 s old if their probe takes 0.1 s."""
 
 
 def conditional(request: Request, facts: tuple[object, ...], make: Callable[[], BaseModel]) -> Response:
