@@ -167,7 +167,7 @@ class Agent:
         worker = covered(inventory.worker.model_copy(update={"engine": self._engine}))
         if self._worker is not None:
             worker = with_missing_devices(worker, self._worker)
-        self._used.take(inventory.users, *(self._leases.current() if inventory.users else ((), ())))
+        self._used.take(inventory.users, self._leases.current().use)
         self._found = self._used.without_used(worker)
         self._telemetry = valid_readings(inventory.telemetry)
         if self._readings is not None:
@@ -209,7 +209,7 @@ class Agent:
             return ServerReply()
         self._server_inventory, self._telemetry = reply.inventory, ()
         self._is_refused, self._send_again_at = False, None
-        self._leases.end(reply.end)
+        self._take_leases(reply)
         if reply.inventory:
             self._leases.unchecked.note_checked(self._watch.looked_at)
         if leases and not reply.inventory and not self._is_kept_out:
@@ -229,8 +229,13 @@ class Agent:
     def _exchange(self, heartbeat: Heartbeat) -> ServerReply:
         leases = self._leases.live_leases()
         reply = self._server.send_heartbeat(heartbeat.model_copy(update={"leases": leases}))
-        self._leases.end(reply.end)
+        self._take_leases(reply)
         return reply
+
+    def _take_leases(self, reply: ServerReply) -> None:
+        if self._leases.note_unknown(reply.unknown):
+            self._watch.refresh()
+        self._leases.end(reply.end)
 
     def _try(self, send: Callable[[], ServerReply]) -> ServerReply | None:
         """The reply; None if it failed and another try may succeed, which is logged once.

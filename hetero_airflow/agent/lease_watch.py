@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
 from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.lease_files import (
+    CurrentLeases,
     LeaseFile,
     current_leases,
     current_process_namespace,
@@ -48,6 +49,8 @@ class LeaseWatch:
         """The files of leases at the last look."""
         self._ended: set[str] = set()
         """Leases that are over by the server, while they have processes here."""
+        self._unknown: frozenset[str] = frozenset()
+        """Leases of the last reply that the server has never granted."""
         self._pids: dict[str, list[int]] = {}
         """Lease id → its processes, when they were last listed."""
         self._groups: dict[str, Path] = {}
@@ -78,7 +81,8 @@ class LeaseWatch:
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
             self._stop(lease_id, "Airflow has taken it back" if lease_id in self._ended else "its supervisor is gone")
-        return frozenset(sorted(pids.keys() | starting | self.unchecked.ids)[:MAX_LEASES])
+        live, named = pids.keys() | starting | self.unchecked.ids, {file.lease for file in files.values()}
+        return frozenset(sorted(live, key=lambda id_: (id_ not in named, id_))[:MAX_LEASES])
 
     @property
     def has_files(self) -> bool:
@@ -89,9 +93,20 @@ class LeaseWatch:
         """Whether one of these files is gone: the lease is over, and its devices can serve the next task."""
         return not all(map(os.path.exists, self._files))
 
-    def current(self) -> tuple[set[int], set[str]]:
-        """The processes of all runs on this host, with their supervisors, and the devices of these runs."""
-        return current_leases(self._user)
+    def current(self) -> CurrentLeases:
+        """The runs of this worker and the local runs. Those of another Airflow, and made-up ones, are left out."""
+        return current_leases(self._user, self._is_known)
+
+    def note_unknown(self, leases: Collection[str]) -> bool:
+        """Note the leases that the server has never granted. Returns whether there is one that it did not name before.
+
+        :param leases: ids
+        """
+        before, self._unknown = self._unknown, frozenset(leases)
+        return not self._unknown <= before
+
+    def _is_known(self, file: LeaseFile) -> bool:
+        return bool(file.local_run) or (file.worker == self._worker_id and file.lease not in self._unknown)
 
     def end(self, leases: Iterable[str]) -> None:
         """End the processes of leases that are over: SIGTERM now, SIGKILL in a later call of `live_leases`."""

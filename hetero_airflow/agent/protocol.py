@@ -244,6 +244,8 @@ class ServerReply(BaseModel):
     end: tuple[str, ...] = ()
     """Ids of reported leases that are over: the agent ends their processes. While such processes run, a worker that was
     lost gets no task."""
+    unknown: tuple[str, ...] = ()
+    """Ids of reported leases that the server has never granted to this worker: those of another Airflow, or made up."""
     contested: tuple[str, ...] = ()
     """Ids of devices that another worker reports too: only one worker at a time gets tasks for them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from hetero_airflow.errors import SettingsError, shorten
@@ -55,10 +55,10 @@ class UsedDevices:
         """Whether one of the foreign processes has ended since."""
         return any(user.name and not _is_there(user) for users in self._foreign.values() for user in users)
 
-    def take(self, users: Iterable[DeviceUser], leased_pids: Collection[int], leased_devices: Collection[str]) -> None:
+    def take(self, users: Iterable[DeviceUser], is_leased: Callable[[DeviceUser], bool]) -> None:
         """Take over a new look; see `foreign_users`."""
         present = [user for user in users if not user.name or _is_there(user)]
-        before, self._foreign = self._foreign, foreign_users(present, leased_pids, leased_devices, self._allowed)
+        before, self._foreign = self._foreign, foreign_users(present, is_leased, self._allowed)
         for device_id in sorted(self._foreign.keys() - before.keys()):
             log.warning("Device %s gets no task: %s", device_id, _problem(self._foreign[device_id]))
         for device_id in sorted(before.keys() - self._foreign.keys()):
@@ -70,19 +70,16 @@ class UsedDevices:
 
 
 def foreign_users(
-    users: Iterable[DeviceUser], leased_pids: Collection[int], leased_devices: Collection[str], allowed: Collection[str]
+    users: Iterable[DeviceUser], is_leased: Callable[[DeviceUser], bool], allowed: Collection[str]
 ) -> dict[str, list[DeviceUser]]:
     """Device id → the processes outside of all leases that use it and are not allowed to. Pure.
 
-    A process that this container does not see may be one of a lease if its device is leased.
-
-    :param leased_pids: the processes of live leases, and their supervisors
+    :param is_leased: whether the user belongs to a live lease
     :param allowed: names of processes; ``*`` allows all
     """
     foreign: dict[str, list[DeviceUser]] = {}
     for user in users:
-        is_of_lease = user.pid in leased_pids or (not user.name and user.device_id in leased_devices)
-        if not is_of_lease and "*" not in allowed and user.name not in allowed:
+        if "*" not in allowed and user.name not in allowed and not is_leased(user):
             foreign.setdefault(user.device_id, []).append(user)
     return foreign
 

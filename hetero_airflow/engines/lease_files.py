@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,12 +21,13 @@ from hetero_airflow.engines.lease_folders import lease_folders, usual_folders, w
 from hetero_airflow.engines.processes import (
     LeaseRoot,
     ProcessIdentity,
-    all_lease_processes,
     lease_processes,
+    named_processes,
     process_identity,
 )
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.lease import Claim
+from hetero_airflow.model.worker import DeviceUser
 
 log = logging.getLogger(__name__)
 
@@ -249,18 +251,49 @@ def read_lease_files(user: int | None = None, folders: Iterable[Path] | None = N
     return files
 
 
-def current_leases(user: int | None = None, *, without: str = "") -> tuple[set[int], set[str]]:
-    """The processes of all runs of a user on this host, with their supervisors, and the devices of these runs.
+@dataclass(frozen=True, slots=True)
+class CurrentLeases:
+    """The runs on this host, and which uses of devices are theirs."""
+
+    pids: frozenset[int]
+    """Their supervisors, and the processes that belong to them for certain."""
+    named: Mapping[int, frozenset[str]]
+    """Pid → devices of the run that its environment names, whose supervisor is gone."""
+    devices: frozenset[str]
+    """The devices of these runs."""
+
+    def use(self, user: DeviceUser) -> bool:
+        """Whether a process that uses a device belongs to a run.
+
+        Anybody can copy an environment. So a process that only names a run belongs to it if no supervisor is left that
+        would have adopted it, and if it uses a device of that run. A process that this container does not see belongs
+        to a run if its device does.
+        """
+        return (
+            user.pid in self.pids
+            or user.device_id in self.named.get(user.pid, ())
+            or (not user.name and user.device_id in self.devices)
+        )
+
+
+def current_leases(user: int | None = None, is_known: Callable[[LeaseFile], bool] = lambda _: True) -> CurrentLeases:
+    """The runs of a user on this host.
 
     :param user: as in `read_lease_files`
-    :param without: id of a lease that is left out
+    :param is_known: whether the lease of a file counts; that of another Airflow, or a made-up one, does not
     """
-    files = [file for file in read_lease_files(user).values() if file.place == current_process_namespace()]
-    files = [file for file in files if not file.is_over and file.lease != without]
-    pids_of = all_lease_processes({file.lease: file.root for file in files})
-    running = [file for file in files if file.lease in pids_of or file.is_active]
-    pids = {pid for pids in pids_of.values() for pid in pids} | {file.supervisor.pid for file in running}
-    return pids, {device for file in running for device in file.devices}
+    place = current_process_namespace()
+    files = [file for file in read_lease_files(user).values() if file.place == place and not file.is_over]
+    files = [file for file in files if is_known(file)]
+    certain, named = named_processes({file.lease: file.root for file in files}) if files else ({}, {})
+    used = {*certain.values(), *named.values()}
+    running = [file for file in files if file.lease in used or file.is_active]
+    orphaned = {file.lease: frozenset(file.devices) for file in running if not file.supervisor.is_running}
+    return CurrentLeases(
+        pids=frozenset(certain) | {file.supervisor.pid for file in running if file.supervisor.is_running},
+        named={pid: orphaned[id_] for pid, id_ in named.items() if id_ in orphaned},
+        devices=frozenset(device for file in running for device in file.devices),
+    )
 
 
 def remove_lease_file(path: Path, content: LeaseFile) -> None:

@@ -3,7 +3,8 @@
 A process belongs to a lease if one of these is true, or if one of its ancestors does:
 
 - It is in the process group of the task. Airflow's supervisor sets that up.
-- It has the lease in its environment. A program that a task starts has it, unless it begins with an empty environment.
+- It has the lease in its environment, which anybody can copy (`named_processes`). A program that a task starts has it,
+  unless it begins with an empty environment.
 - It is in the control group of the lease, where there is one (`cgroups`).
 - The supervisor saw it below the task, and wrote it into the lease file.
 - Its ancestor is the supervisor, which adopts what lost its parent (``PR_SET_CHILD_SUBREAPER``).
@@ -101,9 +102,22 @@ def lease_processes(leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
     return _processes(leases, leases)
 
 
-def all_lease_processes(leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
-    """Lease id → pids of its live processes, for these and all other leases on this host. Reads ``/proc`` once."""
-    return _processes(leases, None)
+def named_processes(leases: Mapping[str, LeaseRoot]) -> tuple[dict[int, str], dict[int, str]]:
+    """Pid → lease of the live processes that belong to these leases for certain, and of those that only name one.
+
+    The former belong to it by their ancestry, group, control group, or a note of their supervisor. The latter have, or
+    had from an ancestor, the lease in their environment. Reads ``/proc`` once.
+    """
+    table = dict(_table())
+    adopters = _adopters(leases)
+    certain = _members(table, _claims(leases, table), adopters)
+    names = {
+        pid: id_
+        for pid in table.keys() - certain
+        if (id_ := _lease_in_environment(pid, None)) is not None and id_ in leases
+    }
+    named = _members(table, names, {}) if names else {}
+    return certain, {pid: id_ for pid, id_ in named.items() if pid not in certain}
 
 
 def worker_processes(worker_id: str, leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
@@ -117,13 +131,24 @@ def _processes(
     table = dict(_table())
     claims = {pid: id_ for pid in table if (id_ := _lease_in_environment(pid, worker_id)) is not None}
     claims |= _claims(roots, table)
-    adopters = {root.supervisor: (id_, root.since_ticks) for id_, root in roots.items() if root.supervisor is not None}
     pids_of: dict[str, list[int]] = {}
-    for pid, status in table.items():
-        id_ = None if status.is_over else _lease_of(pid, table, claims, adopters)
-        if id_ is not None and (leases is None or id_ in leases):
+    for pid, id_ in _members(table, claims, _adopters(roots)).items():
+        if leases is None or id_ in leases:
             pids_of.setdefault(id_, []).append(pid)
     return pids_of
+
+
+def _adopters(roots: Mapping[str, LeaseRoot]) -> dict[int, tuple[str, int]]:
+    """Pid of a supervisor → its lease, and the age of its children that belong to it."""
+    return {root.supervisor: (id_, root.since_ticks) for id_, root in roots.items() if root.supervisor is not None}
+
+
+def _members(
+    table: Mapping[int, _Stat], claims: Mapping[int, str], adopters: Mapping[int, tuple[str, int]]
+) -> dict[int, str]:
+    """Pid → lease of the live processes that have one, by these claims."""
+    leases = {pid: _lease_of(pid, table, claims, adopters) for pid, status in table.items() if not status.is_over}
+    return {pid: id_ for pid, id_ in leases.items() if id_ is not None}
 
 
 def _claims(roots: Mapping[str, LeaseRoot], table: Mapping[int, _Stat]) -> dict[int, str]:

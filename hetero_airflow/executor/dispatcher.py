@@ -121,7 +121,7 @@ class Dispatcher:
             ended_since=tasks.ended_since,
         )
         self._cluster = ClusterEvents(store, engine.cluster, callbacks.note)
-        self._inventory = HostInventory(configuration)
+        self._inventory = HostInventory(configuration, lambda: {lease.id for lease in store.snapshot().leases})
         self._contested_log = ContestedDeviceLog(configuration.worker_id)
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(

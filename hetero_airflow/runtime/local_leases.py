@@ -226,9 +226,9 @@ def local_worker(settings: LocalSettings = DEFAULT_SETTINGS) -> Worker:
     users = current_users(inventory)
     if not users:
         return covered(inventory.worker)
-    pids, devices = current_leases()
+    leases = current_leases()
     allowed = parse_processes(settings.allowed_processes)
-    foreign = foreign_users(users, {*pids, os.getpid()}, devices, allowed)
+    foreign = foreign_users(users, lambda user: user.pid == os.getpid() or leases.use(user), allowed)
     return without_used(covered(inventory.worker), foreign)
 
 

@@ -23,7 +23,7 @@ from hetero_airflow.discovery.device_users import lease_users
 from hetero_airflow.discovery.used_devices import foreign_users, parse_processes
 from hetero_airflow.engines.cgroups import create_group, join_group
 from hetero_airflow.engines.held_devices import check_no_local_run
-from hetero_airflow.engines.lease_files import LeaseFileWriter, current_leases, recorded_lease
+from hetero_airflow.engines.lease_files import LeaseFile, LeaseFileWriter, current_leases, recorded_lease
 from hetero_airflow.engines.processes import (
     LeaseRoot,
     current_ticks,
@@ -129,8 +129,8 @@ class RunProcesses:
             users = lease_users(lease.vendor, devices, lease.nodes)
             if users is None:
                 return False
-            leased_pids, leased_devices = current_leases(without=lease.id)
-            foreign = foreign_users(users, leased_pids, leased_devices, _allowed_processes())
+            others = current_leases(is_known=self._is_other)
+            foreign = foreign_users(users, others.use, _allowed_processes())
             if not foreign:
                 return True
             if time.monotonic() >= until:
@@ -139,6 +139,11 @@ class RunProcesses:
                 return False
             time.sleep(_POLL_S)
         return True
+
+    def _is_other(self, file: LeaseFile) -> bool:
+        """Whether a file is that of another lease which this host knows."""
+        is_known = self._lease.is_local_run or bool(file.local_run) or file.worker == self._lease.worker
+        return is_known and file.lease != self._lease.id
 
     def _warn(self, text: str, pids: list[int]) -> None:
         if self._logger:

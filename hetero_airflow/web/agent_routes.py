@@ -154,7 +154,13 @@ class AgentRoutes:
         if reply.outcome is not Admission.TAKEN:
             code, found, remedy = _REFUSALS[reply.outcome]
             raise _refused(code, found, remedy, message.worker_id)
-        body = ServerReply(inventory=reply.digest, leases=reply.leases, end=reply.end, contested=reply.contested)
+        body = ServerReply(
+            inventory=reply.digest,
+            leases=reply.leases,
+            end=reply.end,
+            unknown=reply.unknown,
+            contested=reply.contested,
+        )
         return Response(body.model_dump_json(exclude_defaults=True), media_type="application/json")
 
 

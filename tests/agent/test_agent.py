@@ -20,7 +20,7 @@ from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.discovery.readings_watch import Answer, ReadingsWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.held_devices import LocalRunDevices
-from hetero_airflow.engines.lease_files import LeaseFile
+from hetero_airflow.engines.lease_files import CurrentLeases, LeaseFile
 from hetero_airflow.engines.processes import ProcessIdentity
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.model.device import Telemetry
@@ -52,6 +52,9 @@ class World:
         self.reported: frozenset[str] = frozenset()
         self.unchecked = UncheckedLeases(lambda: self.now)
         self.local_runs = LocalRunDevices()
+        self.leased: frozenset[int] = frozenset()
+        """Pids of the processes of leases; such a pid is the lease's id too."""
+        self.unknown: frozenset[int] = frozenset()
         self.looked_at = 0.0
         self.refreshed: list[Inventory] = []
         self.ended: list[tuple[float, str]] = []
@@ -69,8 +72,12 @@ class World:
         self.looked_at = self.now
         self.inventories += self.refreshed
 
-    def current(self) -> tuple[set[int], set[str]]:
-        return set(), set()
+    def current(self) -> CurrentLeases:
+        return CurrentLeases(self.leased - self.unknown, {}, frozenset())
+
+    def note_unknown(self, leases) -> bool:
+        before, self.unknown = self.unknown, frozenset(map(int, leases))
+        return self.unknown > before
 
     def is_over(self, lease_id: str) -> bool:
         return self.now >= self.over_at.get(lease_id, inf)
@@ -366,6 +373,23 @@ def test_an_ended_lease_counts_until_the_server_knows_that_another_process_uses_
     world.run(UsedDevices(()))
     assert known == [["GPU-0"]]
     assert not path.exists()
+
+
+def test_the_devices_are_looked_at_again_when_the_server_does_not_know_a_lease():
+    world, pid = World([inventory()], stop_at_s=22), str(os.getpid())
+    user = DeviceUser(device_id="GPU-0", pid=os.getpid(), name="python", owner="root")
+    world.inventories = [inventory().model_copy(update={"users": (user,)})]
+    world.refreshed, world.leased = list(world.inventories), frozenset({os.getpid()})
+    known = []
+
+    def answer(message):
+        if isinstance(message, InventoryReport):
+            known.append([device.id for device in message.worker.devices if not device.leasable])
+        return ServerReply(inventory="1", unknown=(pid,), leases=0) if world.now > 9 else None
+
+    world.answer = answer
+    world.run(UsedDevices(()))
+    assert known == [[], ["GPU-0"]]
 
 
 def test_a_leaving_worker_still_looks_at_the_devices_of_runs_that_end(tmp_path):

@@ -21,6 +21,7 @@ from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.engines.held_devices import LocalRunDevices
+from hetero_airflow.engines.lease_files import CurrentLeases
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.errors import IdentityError
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
@@ -65,6 +66,13 @@ class NoLeases:
 
     def live_leases(self) -> frozenset[str]:
         return frozenset()
+
+    def current(self) -> CurrentLeases:
+        return CurrentLeases(frozenset(), {}, frozenset())
+
+    def note_unknown(self, leases) -> bool:
+        assert not leases
+        return False
 
     def end(self, leases) -> None:
         assert not leases

@@ -17,14 +17,16 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from hetero_airflow.agent.lease_watch import ABANDONED_AFTER_S, GRACE_S, LeaseWatch
+from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.lease_files import (
     current_process_namespace,
     process_identity,
     read_lease_files,
     recorded_lease,
 )
+from hetero_airflow.model.worker import DeviceUser
 from hetero_airflow.settings import LEASE_VARIABLE
-from hetero_airflow.testing import a_task_lease
+from hetero_airflow.testing import a_device, a_task_lease, a_worker
 from tests.waiting import eventually
 
 SUPERVISOR = """
@@ -214,6 +216,165 @@ def test_a_cleanup_of_temporary_files_finds_no_old_lease_file(supervise):
     os.utime(path, (0, 0))
     Watch().live_leases()
     assert time.time() - path.stat().st_mtime < 60
+
+
+OUTSIDE = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:], env={}).pid, flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def outside():
+    """Starts a process outside of all leases that has a lease in its environment: (its pid, that of its child)."""
+    started = []
+
+    def start(lease_id=None):
+        lease = (
+            {} if lease_id is None else {LEASE_VARIABLE: a_task_lease(id=lease_id, worker="worker-a").model_dump_json()}
+        )
+        command = [sys.executable, "-c", OUTSIDE, "/bin/sleep", "600"]
+        process = subprocess.Popen(command, env=os.environ | lease, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        return process.pid, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, 9)
+        process.wait()
+        process.stdout.close()
+
+
+def rewrite(lease_id="l1", **changes):
+    """Change the file of a lease."""
+    (path,) = (path for path, file in read_lease_files().items() if file.lease == lease_id)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"devices": ["GPU-0"]} | changes))
+
+
+def identity(pid, age=0):
+    return {"pid": pid, "ticks": process_identity(pid).ticks - age}
+
+
+def made_up_marker(supervise, outside, watch):
+    supervise()
+    return outside("made-up")[0], "GPU-0"
+
+
+def copied_marker(supervise, outside, watch):
+    supervise()
+    return outside("l1")[0], "GPU-0"
+
+
+def inherited_marker(supervise, outside, watch):
+    supervise()
+    return outside("l1")[1], "GPU-0"
+
+
+def marker_of_a_run_that_is_over(supervise, outside, watch):
+    process, pid = supervise()
+    kill(pid)
+    process.wait()
+    return outside("l1")[0], "GPU-0"
+
+
+def marker_of_an_orphaned_run_on_another_device(supervise, outside, watch):
+    process, _ = supervise()
+    kill_and_wait(process)
+    rewrite()
+    return outside("l1")[0], "GPU-1"
+
+
+def task_of_another_airflow(supervise, outside, watch):
+    return supervise("theirs", "worker-b")[1], "GPU-0"
+
+
+def task_of_another_airflow_whose_worker_has_this_name(supervise, outside, watch):
+    watch.note_unknown(["theirs"])
+    return supervise("theirs")[1], "GPU-0"
+
+
+def made_up_file(supervise, outside, watch):
+    supervise("made-up")
+    pid, _ = outside("made-up")
+    rewrite("made-up", members=[identity(pid)])
+    watch.note_unknown(["made-up"])
+    return pid, "GPU-0"
+
+
+def file_of_another_start_of_the_host(supervise, outside, watch):
+    _, pid = supervise()
+    rewrite(place=f"another/{current_process_namespace()}")
+    return pid, "GPU-0"
+
+
+def reused_pid_of_a_task(supervise, outside, watch):
+    process, pid = supervise()
+    kill_and_wait(process)
+    rewrite(task=identity(pid, age=1))
+    return pid, "GPU-0"
+
+
+def reused_pid_of_a_member(supervise, outside, watch):
+    supervise()
+    pid, _ = outside()
+    rewrite(members=[identity(pid, age=1)])
+    return pid, "GPU-0"
+
+
+def reused_pid_of_a_supervisor(supervise, outside, watch):
+    supervise()
+    parent, child = outside()
+    rewrite(supervisor=identity(parent, age=1))
+    return child, "GPU-0"
+
+
+def file_of_a_run_that_is_over(supervise, outside, watch):
+    _, pid = supervise(manner="slow")
+    rewrite(is_over=True)
+    return pid, "GPU-0"
+
+
+FORGERIES = [
+    made_up_marker, copied_marker, inherited_marker, marker_of_a_run_that_is_over,
+    marker_of_an_orphaned_run_on_another_device, task_of_another_airflow,
+    task_of_another_airflow_whose_worker_has_this_name, made_up_file, file_of_another_start_of_the_host,
+    reused_pid_of_a_task, reused_pid_of_a_member, reused_pid_of_a_supervisor, file_of_a_run_that_is_over,
+]  # fmt: skip
+
+
+def kill_and_wait(process):
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
+def test_a_device_that_a_process_outside_of_all_leases_uses_gets_no_task(supervise, outside, forge):
+    watch, used = Watch(), UsedDevices(())
+    pid, device_id = forge(supervise, outside, watch)
+    used.take([DeviceUser(device_id=device_id, pid=pid, name="python")], watch.current().use)
+    worker = a_worker(devices=[a_device("GPU-0"), a_device("GPU-1", index=1)])
+    assert [device.id for device in used.without_used(worker).devices if not device.leasable] == [device_id]
+
+
+@pytest.mark.parametrize("who", ["task", "supervisor", "noted", "below the supervisor", "orphaned", "not seen here"])
+def test_a_device_that_a_process_of_a_run_uses_is_no_foreign_one(supervise, outside, who):
+    process, pid = supervise()
+    rewrite()
+    parent, child = outside("l1")
+    if who == "noted":
+        rewrite(members=[identity(parent)])
+    elif who == "below the supervisor":
+        rewrite(supervisor=identity(parent))
+    elif who == "orphaned":
+        kill_and_wait(process)
+    pids = {"task": pid, "supervisor": process.pid, "not seen here": 2**22 + 7, "orphaned": parent}
+    user = DeviceUser(device_id="GPU-0", pid=pids.get(who, child), name="" if who == "not seen here" else "python")
+    assert Watch().current().use(user)
+    assert not Watch().current().use(user.model_copy(update={"pid": 2**22 + 8, "device_id": "GPU-1"}))
+
+
+def test_only_a_lease_that_the_server_did_not_name_before_is_news():
+    watch = Watch()
+    assert [watch.note_unknown(leases) for leases in ([], ["a"], ["a"], [], ["a"], ["a", "b"])] == [
+        False, True, False, False, True, True
+    ]  # fmt: skip
 
 
 TASKS_USER, AGENTS_USER = 54_321, 54_322

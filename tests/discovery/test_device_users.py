@@ -17,7 +17,7 @@ from hetero_airflow.discovery.device_users import (
 from hetero_airflow.discovery.used_devices import UsedDevices, parse_processes
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.device import NODE_KEY, UNCOVERED_KEY
-from hetero_airflow.model.worker import DeviceUser, Inventory
+from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 from tests.discovery.test_nvidia import FakeNvml
 from tests.open_node import process_that_opens
@@ -63,9 +63,13 @@ def test_the_users_of_an_inventory_are_looked_up_again(node, user, monkeypatch):
     assert current_users(seen_before) == []
 
 
+def no_lease(user):
+    return False
+
+
 def test_a_device_that_a_foreign_process_uses_gets_no_task_until_that_has_ended(node, user):
     inventory, used = with_users(an_inventory(node), {}), UsedDevices(())
-    used.take(inventory.users, (), ())
+    used.take(inventory.users, no_lease)
     device = used.without_used(inventory.worker).devices[1]
     owner = inventory.users[0].owner
     assert (device.leasable, device.problem) == (
@@ -77,7 +81,7 @@ def test_a_device_that_a_foreign_process_uses_gets_no_task_until_that_has_ended(
     user.kill()
     user.wait()
     assert used.has_changed
-    used.take(with_users(an_inventory(node), {}).users, (), ())
+    used.take(with_users(an_inventory(node), {}).users, no_lease)
     assert used.without_used(inventory.worker) == inventory.worker
     assert not used.has_changed
 
@@ -86,17 +90,8 @@ def test_a_device_that_a_foreign_process_uses_gets_no_task_until_that_has_ended(
 def test_a_process_of_a_lease_and_one_that_is_allowed_hold_no_device(node, user, reason):
     inventory = with_users(an_inventory(node), {})
     used = UsedDevices({"allowed": {"sleep"}, "all allowed": {"*"}}.get(reason, ()))
-    used.take(inventory.users, {user.pid} if reason == "a live lease" else (), ())
+    used.take(inventory.users, lambda found: reason == "a live lease" and found.pid == user.pid)
     assert used.without_used(inventory.worker) == inventory.worker
-
-
-def test_a_process_of_another_container_may_be_that_of_a_lease_only_while_its_device_is_leased():
-    worker, users = a_worker(), [DeviceUser(device_id="GPU-0", pid=2**22 + 7)]
-    used = UsedDevices(())
-    used.take(users, (), {"GPU-0"})
-    assert used.without_used(worker) == worker
-    used.take(users, (), ())
-    assert [device.id for device in used.without_used(worker).devices if not device.leasable] == ["GPU-0"]
 
 
 def test_a_process_that_nvml_lists_on_one_gpu_only_enumerates_the_others():

@@ -4,12 +4,14 @@ import subprocess
 import tempfile
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from hetero_airflow.discovery import device_users
 from hetero_airflow.discovery.device_users import with_users
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.readings_watch import ReadingsWatch
 from hetero_airflow.engines.cgroups import create_group
 from hetero_airflow.engines.engine import LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
@@ -24,6 +26,9 @@ from hetero_airflow.supervisor.run_processes import contained_run
 from hetero_airflow.testing import a_device, a_lease, a_task_lease, a_worker
 from tests.open_node import process_that_opens
 
+LIVE = ("l1", "killed")
+"""The leases that the store knows."""
+
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
@@ -31,6 +36,14 @@ def node(tmp_path, monkeypatch):
     path = tmp_path / "fpga0"
     path.touch()
     return path
+
+
+@pytest.fixture
+def inventory(monkeypatch):
+    """That of the scheduler. It starts no readers, which would be children of a supervisor: both are this process."""
+    monkeypatch.setattr(ReadingsWatch, "ask", lambda watch: None)
+    with closing(HostInventory(read_configuration(), lambda: LIVE)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -61,7 +74,9 @@ def test_nobody_is_asked_to_look_at_the_devices_of_a_local_run(node, user, monke
     assert read_lease_files() == {}
 
 
-def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_process_uses(node, user, monkeypatch):
+def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_process_uses(
+    node, user, inventory, monkeypatch
+):
     host = read_configuration().worker_id
     device = a_device(id="0000:65:00.1", vendor="xilinx", kind="fpga", details={NODE_KEY: str(node)})
     found = Inventory(worker=a_worker(id=host, devices=(device,)))
@@ -74,7 +89,7 @@ def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_proce
         return with_users(found, {})
 
     monkeypatch.setattr(InventoryWatch, "poll", poll)
-    inventory, engine = HostInventory(read_configuration()), LocalEngine(1)
+    engine = LocalEngine(1)
     lease = LeasedProcess(a_lease().model_copy(update={"id": "l1"}), is_ours=True)
     run = threading.Thread(target=run_a_task, args=(node, host))
     run.start()
@@ -101,10 +116,24 @@ def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_proce
     assert free.leasable
 
 
-def test_nothing_stays_of_a_run_whose_supervisor_was_killed(node, user, tmp_path):
+@pytest.mark.parametrize("lease_id", ["l1", "of another Airflow", "of a local run"])
+def test_a_scheduler_takes_only_the_runs_of_leases_that_it_knows_and_local_runs_for_no_foreign_users(
+    node, user, inventory, lease_id, monkeypatch
+):
+    host = read_configuration().worker_id
+    device = a_device(id="0000:65:00.1", vendor="xilinx", kind="fpga", details={NODE_KEY: str(node)})
+    found = with_users(Inventory(worker=a_worker(id=host, devices=(device,))), {})
+    monkeypatch.setattr(InventoryWatch, "poll", lambda watch: found)
+    with recorded_lease(lease_id, host, local_run="dag.test()" if lease_id == "of a local run" else "") as record:
+        record.begin(user.pid)
+        record.update(members=(process_identity(user.pid),))
+        (device,) = inventory.poll().worker.devices
+    assert device.leasable is (lease_id != "of another Airflow")
+
+
+def test_nothing_stays_of_a_run_whose_supervisor_was_killed(node, user, inventory):
     group = create_group("killed")
     with recorded_lease("killed", read_configuration().worker_id) as record:
-        inventory = HostInventory(read_configuration())
         record.update(supervisor=process_identity(user.pid), task=process_identity(user.pid), group=group)
         inventory._look_at_leases()
         assert [file.lease for file in read_lease_files().values()] == ["killed"]

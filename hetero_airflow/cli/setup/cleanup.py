@@ -104,7 +104,7 @@ def _check_unused(engine: Engine, pool: str, present: list[str], now: datetime) 
                 f"tasks in the pool {pool} that have not ended ({count})",
                 "Wait until they have ended, or mark them as failed in Airflow",
             )
-    if devices := sorted(current_leases()[1]):
+    if devices := sorted(current_leases().devices):
         raise _in_use(f"device tasks on this host, which use {', '.join(devices)}", "Wait until they have ended")
 
 

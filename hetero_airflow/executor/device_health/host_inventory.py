@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 
@@ -28,10 +29,13 @@ _LOOK_EVERY_S = 2.0
 
 
 class HostInventory:
-    """Runs discovery on a scheduler's host. Nothing here blocks."""
+    """Runs discovery on a scheduler's host. Nothing here blocks.
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._worker_id = configuration.worker_id
+    :param live_leases: returns the ids of the leases that are not over, by the store
+    """
+
+    def __init__(self, configuration: Configuration, live_leases: Callable[[], Container[str]]) -> None:
+        self._worker_id, self._live_leases = configuration.worker_id, live_leases
         self._watch = InventoryWatch(
             configuration.worker_id,
             configuration.labels,
@@ -58,7 +62,9 @@ class HostInventory:
         inventory = self._watch.poll()
         if inventory is not None:
             self._readings.take(inventory.telemetry, self._watch.looked_at)
-            self._used.take(inventory.users, *(current_leases() if inventory.users else ((), ())))
+            live = self._live_leases()
+            leases = current_leases(is_known=lambda file: bool(file.local_run) or file.lease in live)
+            self._used.take(inventory.users, leases.use)
             worker = self._used.without_used(covered(inventory.worker))
             self._last, has_changed = inventory.model_copy(update={"worker": worker}), True
         if self._last is None or not has_changed:

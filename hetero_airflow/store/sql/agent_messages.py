@@ -71,6 +71,8 @@ class AgentReply:
     """Of the stored inventory; empty if the agent has to send it, since there is none or the worker is lost."""
     end: tuple[str, ...] = ()
     """Ids of the reported leases that are over."""
+    unknown: tuple[str, ...] = ()
+    """Ids of the reported leases that the worker never had."""
     leases: int | None = None
     """How many leases a leaving worker still has; at 0 it counts as lost."""
     contested: tuple[str, ...] = ()
@@ -88,7 +90,7 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
         record_events(transaction, [event for message in messages_of_kind for event in batch.events(message)], now)
     transaction.execute_many(_UPDATE_NONCE, batch.nonces())
     digests = _read_digests(transaction, {message.worker_id for message in accepted})
-    ended = _read_ended_leases(transaction, accepted)
+    ended, unknown = _read_reported(transaction, accepted)
     contested = _read_contested(transaction, {message.worker_id for message in reporting})
     counts = _count_leases(transaction, {message.worker_id for message in accepted if message.leaving is not None})
     record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in counts.items() if not leases], now)
@@ -97,6 +99,7 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
             outcome,
             digests.get(message.worker_id, ""),
             ended.get(message.worker_id, ()),
+            unknown.get(message.worker_id, ()),
             counts.get(message.worker_id) if message.leaving is not None else None,
             contested.get(message.worker_id, ()) if isinstance(message.event, WorkerSeen) else (),
         )
@@ -193,18 +196,26 @@ def _read_digests(transaction: WriteTransaction, worker_ids: Iterable[str]) -> d
     return {row.id: row.digest for row in read_chunks(transaction.connection, query, worker.id, sorted(worker_ids))}
 
 
-def _read_ended_leases(transaction: WriteTransaction, messages: Iterable[AgentMessage]) -> dict[str, tuple[str, ...]]:
-    """Worker id → ids of the leases that its agent reports and that are over.
+def _read_reported(
+    transaction: WriteTransaction, messages: Iterable[AgentMessage]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Worker id → ids of the leases that its agent reports and that are over; and of those that it never had.
 
     An unknown lease is not over: it may be a lease of another Airflow, whose supervisor watches it.
     """
-    query = select(_LEASE.worker_id, _LEASE.id).where(_LEASE.state.in_(TERMINAL)).order_by(_LEASE.id)
     reported = {(message.worker_id, lease_id) for message in messages for lease_id in message.event.leases or ()}
+    query = select(_LEASE.worker_id, _LEASE.id, _LEASE.state)
+    rows = read_chunks(transaction.connection, query, _LEASE.id, sorted({lease_id for _, lease_id in reported}))
+    states = {(row.worker_id, row.id): row.state for row in rows}
     ended: dict[str, tuple[str, ...]] = {}
-    for row in read_chunks(transaction.connection, query, _LEASE.id, sorted({lease_id for _, lease_id in reported})):
-        if (row.worker_id, row.id) in reported:
-            ended[row.worker_id] = (*ended.get(row.worker_id, ()), row.id)
-    return ended
+    unknown: dict[str, tuple[str, ...]] = {}
+    for worker_id, lease_id in sorted(reported):
+        state = states.get((worker_id, lease_id))
+        if state is None:
+            unknown[worker_id] = (*unknown.get(worker_id, ()), lease_id)
+        elif state in TERMINAL:
+            ended[worker_id] = (*ended.get(worker_id, ()), lease_id)
+    return ended, unknown
 
 
 def _count_leases(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, int]:

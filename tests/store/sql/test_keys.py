@@ -283,6 +283,7 @@ def test_an_agent_is_reported_which_of_its_leases_are_over_and_nothing_of_others
         LATER,
     )
     assert (before.end, owned.end, foreign.end) == ((), (over.id,), ())
+    assert (before.unknown, owned.unknown, foreign.unknown) == (("unknown",), ("unknown",), tuple(sorted(leases)))
     assert store.heartbeats()["worker-a"].leases == leases
 
 
