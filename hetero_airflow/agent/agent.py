@@ -167,7 +167,7 @@ class Agent:
         worker = covered(inventory.worker.model_copy(update={"engine": self._engine}))
         if self._worker is not None:
             worker = with_missing_devices(worker, self._worker)
-        self._used.take(inventory.users, self._leases.current().use)
+        self._used.take(inventory.users, self._leases.current().include)
         self._found = self._used.without_used(worker)
         self._telemetry = valid_readings(inventory.telemetry)
         if self._readings is not None:

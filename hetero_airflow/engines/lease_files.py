@@ -262,7 +262,7 @@ class CurrentLeases:
     devices: frozenset[str]
     """The devices of these runs."""
 
-    def use(self, user: DeviceUser) -> bool:
+    def include(self, user: DeviceUser) -> bool:
         """Whether a process that uses a device belongs to a run.
 
         Anybody can copy an environment. So a process that only names a run belongs to it if no supervisor is left that
@@ -285,13 +285,14 @@ def current_leases(user: int | None = None, is_known: Callable[[LeaseFile], bool
     place = current_process_namespace()
     files = [file for file in read_lease_files(user).values() if file.place == place and not file.is_over]
     files = [file for file in files if is_known(file)]
-    certain, named = named_processes({file.lease: file.root for file in files}) if files else ({}, {})
+    orphaned = {file.lease: frozenset(file.devices) for file in files if not file.supervisor.is_running}
+    roots = {file.lease: file.root for file in files}
+    certain, named = named_processes(roots, orphaned) if files else ({}, {})
     used = {*certain.values(), *named.values()}
     running = [file for file in files if file.lease in used or file.is_active]
-    orphaned = {file.lease: frozenset(file.devices) for file in running if not file.supervisor.is_running}
     return CurrentLeases(
         pids=frozenset(certain) | {file.supervisor.pid for file in running if file.supervisor.is_running},
-        named={pid: orphaned[id_] for pid, id_ in named.items() if id_ in orphaned},
+        named={pid: orphaned[id_] for pid, id_ in named.items()},
         devices=frozenset(device for file in running for device in file.devices),
     )
 

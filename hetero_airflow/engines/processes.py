@@ -102,21 +102,21 @@ def lease_processes(leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
     return _processes(leases, leases)
 
 
-def named_processes(leases: Mapping[str, LeaseRoot]) -> tuple[dict[int, str], dict[int, str]]:
+def named_processes(
+    leases: Mapping[str, LeaseRoot], orphaned: Collection[str]
+) -> tuple[dict[int, str], dict[int, str]]:
     """Pid → lease of the live processes that belong to these leases for certain, and of those that only name one.
 
     The former belong to it by their ancestry, group, control group, or a note of their supervisor. The latter have, or
     had from an ancestor, the lease in their environment. Reads ``/proc`` once.
+
+    :param orphaned: the leases that a process may name; without any, no environment is read
     """
     table = dict(_table())
-    adopters = _adopters(leases)
-    certain = _members(table, _claims(leases, table), adopters)
-    names = {
-        pid: id_
-        for pid in table.keys() - certain
-        if (id_ := _lease_in_environment(pid, None)) is not None and id_ in leases
-    }
-    named = _members(table, names, {}) if names else {}
+    certain = _members(table, _claims(leases, table), _adopters(leases))
+    others = table.keys() - certain if orphaned else ()
+    names = {pid: id_ for pid in others if (id_ := _lease_in_environment(pid, None)) is not None and id_ in orphaned}
+    named = _members(table, names, {})
     return certain, {pid: id_ for pid, id_ in named.items() if pid not in certain}
 
 

@@ -228,7 +228,7 @@ def local_worker(settings: LocalSettings = DEFAULT_SETTINGS) -> Worker:
         return covered(inventory.worker)
     leases = current_leases()
     allowed = parse_processes(settings.allowed_processes)
-    foreign = foreign_users(users, lambda user: user.pid == os.getpid() or leases.use(user), allowed)
+    foreign = foreign_users(users, lambda user: user.pid == os.getpid() or leases.include(user), allowed)
     return without_used(covered(inventory.worker), foreign)
 
 

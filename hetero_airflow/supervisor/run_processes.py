@@ -130,7 +130,7 @@ class RunProcesses:
             if users is None:
                 return False
             others = current_leases(is_known=self._is_other)
-            foreign = foreign_users(users, others.use, _allowed_processes())
+            foreign = foreign_users(users, others.include, _allowed_processes())
             if not foreign:
                 return True
             if time.monotonic() >= until:

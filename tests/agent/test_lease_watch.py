@@ -348,7 +348,7 @@ def kill_and_wait(process):
 def test_a_device_that_a_process_outside_of_all_leases_uses_gets_no_task(supervise, outside, forge):
     watch, used = Watch(), UsedDevices(())
     pid, device_id = forge(supervise, outside, watch)
-    used.take([DeviceUser(device_id=device_id, pid=pid, name="python")], watch.current().use)
+    used.take([DeviceUser(device_id=device_id, pid=pid, name="python")], watch.current().include)
     worker = a_worker(devices=[a_device("GPU-0"), a_device("GPU-1", index=1)])
     assert [device.id for device in used.without_used(worker).devices if not device.leasable] == [device_id]
 
@@ -366,8 +366,8 @@ def test_a_device_that_a_process_of_a_run_uses_is_no_foreign_one(supervise, outs
         kill_and_wait(process)
     pids = {"task": pid, "supervisor": process.pid, "not seen here": 2**22 + 7, "orphaned": parent}
     user = DeviceUser(device_id="GPU-0", pid=pids.get(who, child), name="" if who == "not seen here" else "python")
-    assert Watch().current().use(user)
-    assert not Watch().current().use(user.model_copy(update={"pid": 2**22 + 8, "device_id": "GPU-1"}))
+    assert Watch().current().include(user)
+    assert not Watch().current().include(user.model_copy(update={"pid": 2**22 + 8, "device_id": "GPU-1"}))
 
 
 def test_only_a_lease_that_the_server_did_not_name_before_is_news():

@@ -155,11 +155,9 @@ def _bar(part: float | None) -> Text:
 
 def _memory_text(device: Device, reading: Telemetry) -> str:
     total, free = memory_text(device), reading.memory_free_bytes
-    return (
-        total
-        if free is None or device.memory_bytes is None
-        else f"{format_bytes(max(device.memory_bytes - free, 0))} of {total}"
-    )
+    if free is None or device.memory_bytes is None:
+        return total
+    return f"{format_bytes(max(device.memory_bytes - free, 0))} of {total}"
 
 
 def _queue_table(facts: TopFacts, waiting: Sequence[WaitingRequest]) -> RenderableType:

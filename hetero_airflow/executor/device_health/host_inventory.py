@@ -64,7 +64,7 @@ class HostInventory:
             self._readings.take(inventory.telemetry, self._watch.looked_at)
             live = self._live_leases()
             leases = current_leases(is_known=lambda file: bool(file.local_run) or file.lease in live)
-            self._used.take(inventory.users, leases.use)
+            self._used.take(inventory.users, leases.include)
             worker = self._used.without_used(covered(inventory.worker))
             self._last, has_changed = inventory.model_copy(update={"worker": worker}), True
         if self._last is None or not has_changed:
