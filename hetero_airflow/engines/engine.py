@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
@@ -153,6 +154,8 @@ class EngineContext:
     """Worker id → last heartbeat of its agent. Each call is a query."""
     workers: Callable[[], Mapping[str, Worker]]
     """Worker id → worker, as in the last snapshot."""
+    signer: GrantSigner
+    """By which an engine knows what it, or another scheduler of this Airflow, has made."""
 
     def apply_to(self, executor: Any) -> None:
         """Set what Airflow sets on the executors that it starts itself."""

@@ -79,7 +79,7 @@ class HeteroExecutor(BaseExecutor):
         configuration = read_configuration()
         ensure_pool(configuration.pool)
         close_in_children(airflow_engine())
-        store = CachedSnapshotStore(airflow_engine())
+        store, signer = CachedSnapshotStore(airflow_engine()), grant_signer(airflow_engine())
         store.snapshot()  # fails early, with a clear error
         self._use(
             store,
@@ -99,11 +99,11 @@ class HeteroExecutor(BaseExecutor):
                 callbacks=SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator)),
                 clock=self._clock,
                 queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
-                signer=grant_signer(airflow_engine()),
+                signer=signer,
             ),
         )
         workers = self._dispatcher.workers.current
-        self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers))
+        self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers, signer))
         self._starts_threads = True
 
     def _start_threads(self) -> None:

@@ -7,6 +7,7 @@ signature go with the lease. Rejected: a message authentication code, since a pr
 
 from __future__ import annotations
 
+import hmac
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import datetime, timedelta
@@ -98,10 +99,12 @@ class Grant(BaseModel):
 
 
 class GrantSigner:
-    """Signs grants.
+    """Signs grants, and what a scheduler knows again as its own or as another one's of the same Airflow.
 
     >>> signer = GrantSigner(Ed25519PrivateKey.generate())
     >>> signer.sign(lease="r1.7", token=7, task="etl/fit/r1/-1", start_by=0).check(token=7, task="etl/fit/r1/-1")
+    >>> signer.is_seal(signer.seal("pod", "a"), "pod", "a"), signer.is_seal(signer.seal("pod", "a"), "pod", "b")
+    (True, False)
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
@@ -112,6 +115,17 @@ class GrantSigner:
         """The grant for a lease."""
         grant = Grant(lease=lease, token=token, task=task, start_by=start_by, key=self._public_key, signature="")
         return grant.model_copy(update={"signature": _encode(self._key.sign(grant._content()))})
+
+    def seal(self, purpose: str, *parts: str) -> str:
+        """The signature over these words.
+
+        :param purpose: so that no signature for another purpose counts; not that of grants
+        """
+        return _encode(self._key.sign(json.dumps([f"hetero-airflow/{purpose}", *parts]).encode()))
+
+    def is_seal(self, seal: str, purpose: str, *parts: str) -> bool:
+        """Whether a text is the signature over these words. Ed25519 signs the same words alike each time."""
+        return hmac.compare_digest(seal.encode(), self.seal(purpose, *parts).encode())
 
 
 def _encode(value: bytes) -> str:

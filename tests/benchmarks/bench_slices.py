@@ -13,7 +13,7 @@ import psutil
 from kubernetes import client
 
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
-from tests.engines.kubernetes.fake_api import a_node, running_api
+from tests.engines.kubernetes.fake_api import SIGNER, a_node, running_api
 from tests.engines.kubernetes.slices.played_slices import a_gpu, a_slice
 
 GPUS = 8
@@ -43,7 +43,9 @@ def main(number=1000):
     server.start()
     host = pipe.recv()
     memory, cpu = psutil.Process().memory_info().rss, time.process_time()
-    view = ClusterView(None, lambda: client.CoreV1Api(client.ApiClient(client.Configuration(host=host))), "default", {})
+    view = ClusterView(
+        None, lambda: client.CoreV1Api(client.ApiClient(client.Configuration(host=host))), "default", {}, SIGNER
+    )
     view.start()
     assert view.wait(120)
     known = {worker.id: worker for worker in view.poll({}, 0.0).seen}

@@ -17,7 +17,7 @@ from hetero_airflow.engines.celery import CeleryEngine
 from hetero_airflow.engines.engine import EngineContext, Liveness
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
-from hetero_airflow.testing import a_worker
+from hetero_airflow.testing import a_signer, a_worker
 from tests.engines.conftest import a_lease, a_task, liveness
 from tests.redis_server import running_redis
 from tests.silent_server import silent_server
@@ -48,7 +48,7 @@ def make_engine(heartbeats, monkeypatch, tmp_path):
         monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", broker_url)
         monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", result_backend)
         engine = CeleryEngine(8)
-        engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: WORKERS))
+        engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: WORKERS, a_signer()))
         return engine
 
     return make

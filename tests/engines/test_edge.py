@@ -18,7 +18,7 @@ from hetero_airflow.engines.engine import EngineContext, Liveness
 from hetero_airflow.errors import EngineError
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
-from hetero_airflow.testing import a_task_lease, a_worker
+from hetero_airflow.testing import a_signer, a_task_lease, a_worker
 from tests.engines.conftest import a_lease, a_task, liveness
 
 WORKER = a_worker("w1").model_copy(update={"engine": "edge"})
@@ -40,7 +40,7 @@ def session(tmp_path, monkeypatch):
 def engine(session, heartbeats):
     engine = EdgeEngine(8)
     engine.executor.start = lambda: None
-    engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: {"w1": WORKER}))
+    engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: {"w1": WORKER}, a_signer()))
     return engine
 
 

@@ -20,7 +20,7 @@ from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.engines.processes import process_identity
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.testing import a_lease, a_worker
+from hetero_airflow.testing import a_lease, a_signer, a_worker
 
 LEASE = a_lease().model_copy(update={"id": "lease"})
 
@@ -149,7 +149,7 @@ def test_a_lease_of_a_host_whose_scheduler_is_lost_is_over_once_airflow_takes_th
     """A container that is restarted under a new name can't see the processes of the old one."""
     engine, workers = LocalEngine(1), {"worker-a": a_worker(state=worker_state)}
     monkeypatch.setattr(engine.executor, "start", lambda: None)
-    engine.start(EngineContext("1", None, None, dict, lambda: workers))
+    engine.start(EngineContext("1", None, None, dict, lambda: workers, a_signer()))
     seen_at = None if seen_s is None else datetime.now(UTC) - timedelta(seconds=seen_s)
     hostname = "" if seen_s is None else "worker-a"
     assert engine.liveness_of([LeasedProcess(LEASE, state, None, hostname, seen_at)]) == {"lease": liveness}

@@ -15,7 +15,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, a_worker
+from hetero_airflow.testing import EPOCH, a_signer, a_worker
 from tests.engines.conftest import a_task
 from tests.redis_server import running_redis
 from tests.silent_server import silent_server
@@ -35,7 +35,8 @@ def make_executor(make_bench, monkeypatch):
         worker = a_worker().model_copy(update={"engine": "celery"})
         bench.store.record([WorkerSeen(worker)], EPOCH)
         bench.store.invalidate = lambda: None
-        engine.start(EngineContext("1", None, None, bench.store.heartbeats, bench.dispatcher.workers.current))
+        workers = bench.dispatcher.workers.current
+        engine.start(EngineContext("1", None, None, bench.store.heartbeats, workers, a_signer()))
         executor = HeteroExecutor(parallelism=8)
         executor._engine, executor._clock = engine, bench.clock
         executor._use(bench.store, bench.dispatcher)

@@ -59,6 +59,7 @@ class KubernetesEngine:
         self.executor = executors[0]
         for executor in executors:
             context.apply_to(executor)
+            executor.signer = context.signer
             executor.start()
         self.cluster.open([self._adapter_for(executor, token_s) for executor in executors], context.workers)
 
@@ -197,7 +198,12 @@ class KubernetesEngine:
 
     def _adapter_for(self, executor: LeasingKubernetesExecutor, token_s: float) -> ClusterAdapter:
         view = ClusterView(
-            executor.address.site, executor.connect, executor.pod_namespace, self._options.resources, executor.outage
+            executor.address.site,
+            executor.connect,
+            executor.pod_namespace,
+            self._options.resources,
+            executor.signer,
+            executor.outage,
         )
         return ClusterAdapter(view, executor, token_s)
 

@@ -33,8 +33,9 @@ from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
 from hetero_airflow.engines.kubernetes.pods.lease_pods import LeasePods
 from hetero_airflow.engines.kubernetes.pods.plain_pods import PlainPods
 from hetero_airflow.engines.kubernetes.pods.pod_creation import labels_of, lease_of, make_pod, pod_name, run_of
-from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, seal_pod
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
+from hetero_airflow.model.grant import GrantSigner
 
 
 class LeasingKubernetesExecutor(KubernetesExecutor):
@@ -44,6 +45,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
     kube_client: QueuedApi
     calls: ClusterCalls
     outage: Outage
+    signer: GrantSigner
     address = ClusterAddress()
     """The address of its cluster."""
 
@@ -202,6 +204,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         pod = self.kube_scheduler._build_pod_request(task)
         pod.metadata.name = pod_name(pod.metadata.name, run_of(task), self._ended_pod(task))
         if lease_id is not None:
+            seal_pod(pod.metadata, lease_id, self.signer)
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
             if CLAIM_ANNOTATION in (pod.metadata.annotations or {}):
                 self.pods.templates.note_sent(lease_id, pod.metadata.namespace)

@@ -10,10 +10,13 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
 
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, seal_pod
+from hetero_airflow.testing import a_signer
 from tests.kubernetes_bodies import check_body, check_pod
 
 
@@ -431,10 +434,23 @@ OOM_KILLED = {
 """Status of a pod all of whose processes the kernel has killed for want of memory."""
 
 
-def a_pod(name, node=None, gpus=0, labels=None, namespace="default", owner=None, cpu=None, annotations=None):
-    """A pod that somebody made."""
+SIGNER = a_signer()
+"""Of the Airflow that makes the pods of leases."""
+
+
+def a_pod(
+    name, node=None, gpus=0, labels=None, namespace="default", owner=None, cpu=None, annotations=None, lease=None
+):
+    """A pod that somebody made.
+
+    :param lease: for which Airflow made it
+    """
     amounts = {**({"nvidia.com/gpu": str(gpus)} if gpus else {}), **({"cpu": cpu} if cpu else {})}
     metadata = {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
+    if lease:
+        pod = SimpleNamespace(namespace=namespace, name=name, annotations=annotations)
+        seal_pod(pod, lease, SIGNER)
+        metadata |= {"labels": {**(labels or {}), LEASE_LABEL: lease}, "annotations": pod.annotations}
     if owner:
         metadata["ownerReferences"] = [{"kind": owner, "name": "o", "apiVersion": "apps/v1", "uid": "u"}]
     spec = {"containers": [{"name": "base", "image": "i", "resources": {"requests": amounts, "limits": amounts}}]}

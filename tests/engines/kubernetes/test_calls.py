@@ -6,10 +6,9 @@ from kubernetes.client import ApiException
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls, next_delay_s
 from hetero_airflow.engines.kubernetes.outage import Outage
-from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
 from hetero_airflow.engines.kubernetes.watch.leased_pods import read_pod
-from tests.engines.kubernetes.fake_api import a_pod, connect
+from tests.engines.kubernetes.fake_api import SIGNER, a_pod, connect
 from tests.waiting import eventually
 
 
@@ -27,7 +26,7 @@ def queued(api, calls):
 
 
 def made(api, name="p"):
-    return read_pod(api.put("pods", a_pod(name, "gpu-1", labels={LEASE_LABEL: "l"})), None)
+    return read_pod(api.put("pods", a_pod(name, "gpu-1", lease="l")), SIGNER)
 
 
 def test_a_pod_gets_one_delete_for_each_grace_time(api, queued):

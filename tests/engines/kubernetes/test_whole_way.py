@@ -25,8 +25,7 @@ from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.testing import a_signer
-from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, executor_options, running_api
+from tests.engines.kubernetes.fake_api import OOM_KILLED, SIGNER, a_node, executor_options, running_api
 from tests.executor.conftest import StandInTasks, recorded_failures
 from tests.waiting import eventually
 
@@ -57,11 +56,11 @@ class Bench:
         self.dispatcher = Dispatcher(
             configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
-            signer=a_signer(),
+            signer=SIGNER,
             api=an_api_that_answers(),
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
-        self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current))
+        self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current, SIGNER))
         self.engine.cluster.watch()
 
     def workload(self, name, request_id):

@@ -24,6 +24,7 @@ from hetero_airflow.model.lease import Claim, Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.testing import a_lease
 from tests.control_plane import ControlPlane
+from tests.engines.kubernetes.fake_api import SIGNER
 from tests.waiting import eventually
 
 ACCOUNT = "airflow-scheduler"
@@ -45,7 +46,7 @@ def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]
             patch.setenv(name, value)
         # these tests have no Airflow database
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: bench.states.get(key))
-        bench.engine.start(EngineContext("job", None, None, dict, lambda: bench.workers))
+        bench.engine.start(EngineContext("job", None, None, dict, lambda: bench.workers, SIGNER))
         bench.engine.cluster.watch()
         try:
             yield bench

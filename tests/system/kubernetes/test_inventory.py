@@ -11,12 +11,12 @@ import logging
 import pytest
 from kubernetes import client
 
-from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION
 from hetero_airflow.engines.kubernetes.watch import informer
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_pod
+from tests.engines.kubernetes.fake_api import SIGNER, a_pod
 from tests.system.kubernetes.leasing import ACCOUNT
 from tests.waiting import eventually
 
@@ -38,7 +38,9 @@ class WatchedCluster:
     """A view of a cluster, and a store that records what the view reports."""
 
     def __init__(self, plane):
-        self.view = ClusterView(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
+        self.view = ClusterView(
+            None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {}, SIGNER
+        )
         self.workers, self.now = {}, 1000.0
 
     def worker(self, node="gpu-1"):
@@ -148,7 +150,7 @@ def test_what_pods_have_is_read_from_the_pods(watched, nodes):
     watched.until(lambda worker: len(leasable(worker)) == 4)
     nodes.api.create_namespaced_pod("default", a_pod("other", "gpu-1", 2))
     annotations = {DEVICES_ANNOTATION: "nvidia.com/gpu/3"}
-    ours = a_pod("ours", "gpu-1", 1, {LEASE_LABEL: "l1"}, "airflow", annotations=annotations)
+    ours = a_pod("ours", "gpu-1", 1, namespace="airflow", annotations=annotations, lease="l1")
     nodes.api.create_namespaced_pod("airflow", ours)
     watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0", "nvidia.com/gpu/3"])
     assert eventually(lambda: watched.view.pods().get("l1")).node == "gpu-1"

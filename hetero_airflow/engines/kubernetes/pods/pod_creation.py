@@ -9,13 +9,13 @@ from typing import Any
 
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
 
-from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, SEAL_ANNOTATION
 
 _SUFFIX_LENGTH = 8
 """KubernetesExecutor ends the name of a pod with so many random characters."""
 
-_TASK_ANNOTATIONS = ("dag_id", "task_id", "run_id", "map_index", "try_number")
-"""By these, KubernetesExecutor knows whose pod it is."""
+_ANNOTATIONS = ("dag_id", "task_id", "run_id", "map_index", "try_number", SEAL_ANNOTATION)
+"""By these, KubernetesExecutor knows whose pod it is, and we know that this Airflow made it for its lease."""
 
 
 def lease_of(job: Any) -> str | None:
@@ -71,5 +71,5 @@ def _is_same(present: Any, sent: Mapping[str, Any]) -> bool:
     annotations, sent_annotations = present.annotations or {}, sent.get("annotations") or {}
     lease_id = (sent.get("labels") or {}).get(LEASE_LABEL)
     return (present.labels or {}).get(LEASE_LABEL) == lease_id and all(
-        annotations.get(name) == sent_annotations.get(name) for name in _TASK_ANNOTATIONS
+        annotations.get(name) == sent_annotations.get(name) for name in _ANNOTATIONS
     )

@@ -22,6 +22,7 @@ from hetero_airflow.engines.kubernetes.pods.pod_parts import NO_DEVICES, PodPart
 from hetero_airflow.engines.kubernetes.resources import TAINTS
 from hetero_airflow.engines.kubernetes.selectors.affinity import ALWAYS
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Priority
 from hetero_airflow.model.worker import Worker
@@ -30,6 +31,9 @@ from hetero_airflow.units import MILLI_PER_DEVICE
 LEASE_LABEL = "hetero-airflow/lease"
 DEVICES_ANNOTATION = "hetero-airflow/devices"
 """Ids of the leased slots, separated by commas."""
+SEAL_ANNOTATION = "hetero-airflow/seal"
+"""The signature of this Airflow over a pod's lease, namespace and name. Anybody can copy a label."""
+_PURPOSE = "pod/1"
 
 _EMPTY_POD: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "base"}]}}
 _REPLACED_FIELDS = ("affinity", "tolerations", "priorityClassName")
@@ -70,6 +74,26 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
         environment={} if resources or claimed else NO_DEVICES,
         claim=template,
     )
+
+
+def seal_pod(metadata: Any, lease_id: str, signer: GrantSigner) -> None:
+    """Sign that a pod is that of a lease.
+
+    :param metadata: of a ``V1Pod`` that has its name
+    """
+    seal = signer.seal(_PURPOSE, lease_id, metadata.namespace, metadata.name)
+    metadata.annotations = {**(metadata.annotations or {}), SEAL_ANNOTATION: seal}
+
+
+def sealed_lease(metadata: Mapping[str, Any], signer: GrantSigner) -> str | None:
+    """The lease of a pod; None if it has none, or if this Airflow has not made the pod for it.
+
+    :param metadata: of the pod, as JSON
+    """
+    lease_id = (metadata.get("labels") or {}).get(LEASE_LABEL)
+    seal = (metadata.get("annotations") or {}).get(SEAL_ANNOTATION, "")
+    is_ours = lease_id and seal and signer.is_seal(seal, _PURPOSE, lease_id, metadata["namespace"], metadata["name"])
+    return lease_id if is_ours else None
 
 
 def lease_override(

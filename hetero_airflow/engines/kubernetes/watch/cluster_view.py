@@ -11,7 +11,7 @@ from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.engine import WorkerChanges
 from hetero_airflow.engines.kubernetes.outage import Outage
-from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, sealed_lease
 from hetero_airflow.engines.kubernetes.selectors.node_conditions import REGISTER
 from hetero_airflow.engines.kubernetes.slices.dra_view import DraView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
@@ -27,6 +27,7 @@ from hetero_airflow.engines.kubernetes.watch.nodes import with_slice_devices, wo
 from hetero_airflow.errors import shorten
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.devices.memory import with_host_memory
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ClusterView:
     :param connect: makes a client
     :param namespace: of the pods that KubernetesExecutor makes; None for any
     :param resources: device part of a request → extended resource, in addition to the built-in rows
+    :param signer: knows the pods that this Airflow has made for leases; all others are foreign
     :param outage: of the cluster
     """
 
@@ -68,12 +70,13 @@ class ClusterView:
         connect: Callable[[], CoreV1Api],
         namespace: str | None,
         resources: Mapping[str, str],
+        signer: GrantSigner,
         outage: Outage | None = None,
     ) -> None:
         self.site = site
         self.deleted = DeletedPods()
         self._resources = resources
-        self._namespace = namespace
+        self._namespace, self._signer = namespace, signer
         cluster = f"the cluster {site}" if site else "the cluster"
         where, outage = f"of {cluster}", outage or Outage(cluster)
         self._nodes: Informer[Mapping[str, Any]] = Informer(
@@ -83,7 +86,7 @@ class ClusterView:
             f"pods of leases {where}",
             connect,
             lambda api: api.list_namespaced_pod if namespace else api.list_pod_for_all_namespaces,
-            read_pod,
+            lambda item, before: read_pod(item, signer),
             query={"label_selector": LEASE_LABEL} | ({"namespace": namespace} if namespace else {}),
             on_delete=self.deleted.add,
             outage=outage,
@@ -92,7 +95,7 @@ class ClusterView:
             f"other pods {where}",
             connect,
             lambda api: api.list_pod_for_all_namespaces,
-            lambda item, before: None if _is_leased(item, namespace) else read_foreign_pod(item, before),
+            lambda item, before: None if self._is_leased(item) else read_foreign_pod(item, before),
             query={"field_selector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
             outage=outage,
         )
@@ -160,10 +163,13 @@ class ClusterView:
 
     def find_pods(self, api: CoreV1Api, lease_id: str) -> list[Any]:
         """Ask the cluster for the pods of a lease. Sends a request."""
-        query = {"label_selector": f"{LEASE_LABEL}={lease_id}", "limit": 1}
-        if self._namespace is None:
-            return list(api.list_pod_for_all_namespaces(**query).items)
-        return list(api.list_namespaced_pod(self._namespace, **query).items)
+        query = {"label_selector": f"{LEASE_LABEL}={lease_id}"}
+        found = (
+            api.list_pod_for_all_namespaces(**query)
+            if self._namespace is None
+            else api.list_namespaced_pod(self._namespace, **query)
+        )
+        return [pod for pod in found.items if sealed_lease(pod.metadata.to_dict(), self._signer) == lease_id]
 
     def poll(self, stored: Mapping[str, Worker], now_s: float, problem: str | None = None) -> WorkerChanges:
         """The changes to the nodes. A cluster that does not answer keeps the nodes that it had, and offers none.
@@ -256,10 +262,9 @@ class ClusterView:
             log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))
             return None
 
-
-def _is_leased(item: Mapping[str, Any], namespace: str | None) -> bool:
-    metadata = item["metadata"]
-    return LEASE_LABEL in (metadata.get("labels") or {}) and namespace in (None, metadata["namespace"])
+    def _is_leased(self, item: Mapping[str, Any]) -> bool:
+        metadata = item["metadata"]
+        return self._namespace in (None, metadata["namespace"]) and sealed_lease(metadata, self._signer) is not None
 
 
 def _read_node(item: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -12,10 +12,11 @@ from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-unty
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.engines.kubernetes.claims.claim_template import POD_CLAIM_NAME
 from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
-from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, sealed_lease
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.engines.kubernetes.watch.informer import model_of
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.run import RunEnd
 
 MAX_DELETED_PODS = 10_000
@@ -71,10 +72,10 @@ class LeasedPod:
         return f"pod {self.namespace}/{self.name} ({self.state.cause.value.replace('_', ' ')}){message}"
 
 
-def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | None:
-    """The pod in a JSON value; None if it belongs to no lease."""
+def read_pod(item: Mapping[str, Any], signer: GrantSigner) -> LeasedPod | None:
+    """The pod in a JSON value; None if it belongs to no lease of this Airflow."""
     metadata = item["metadata"]
-    lease_id = (metadata.get("labels") or {}).get(LEASE_LABEL)
+    lease_id = sealed_lease(metadata, signer)
     if lease_id is None:
         return None
     pod = model_of(_without_bulk(item), "V1Pod")

@@ -13,6 +13,7 @@ from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease
+from tests.engines.kubernetes.fake_api import SIGNER
 from tests.waiting import eventually
 
 NUMBERS = count(1)
@@ -26,7 +27,7 @@ class Cluster:
         self.api, self.engine, self.workers, self.states, self.reported = api, engine, {}, {}, {}
 
     def begin(self, engine, job="job"):
-        engine.start(EngineContext(job, None, None, dict, lambda: self.workers))
+        engine.start(EngineContext(job, None, None, dict, lambda: self.workers, SIGNER))
         engine.cluster.watch()
         self.learn(engine)
 

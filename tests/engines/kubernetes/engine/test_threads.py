@@ -2,6 +2,7 @@ import threading
 
 from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from tests.engines.kubernetes.fake_api import SIGNER
 
 
 def test_the_engine_starts_no_thread_of_its_own_before_all_executors_have_forked(cluster):
@@ -11,7 +12,7 @@ def test_the_engine_starts_no_thread_of_its_own_before_all_executors_have_forked
         return {thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hetero")}
 
     before = set(threading.enumerate())
-    heir.start(EngineContext("heir", None, None, dict, lambda: cluster.workers))
+    heir.start(EngineContext("heir", None, None, dict, lambda: cluster.workers, SIGNER))
     try:
         assert of_heir() == set()
         heir.cluster.watch()

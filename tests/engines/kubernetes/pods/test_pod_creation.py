@@ -4,7 +4,7 @@ import pytest
 from kubernetes.client import ApiException
 
 from hetero_airflow.engines.kubernetes.pods.pod_creation import make_pod, pod_name
-from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, SEAL_ANNOTATION
 from tests.engines.kubernetes.fake_api import a_pod, connect
 
 TASK = {"dag_id": "d", "task_id": "t", "run_id": "r", "try_number": "1"}
@@ -31,6 +31,7 @@ def test_a_pod_that_is_there_is_taken_over(api):
         {"annotations": TASK | {"try_number": "2"}},
         {"annotations": {}},
         {"annotations": TASK, "labels": {LEASE_LABEL: "l"}},
+        {"annotations": TASK | {SEAL_ANNOTATION: "forged"}},
     ],
 )
 def test_a_pod_of_another_task_or_lease_is_not_taken_over(api, present):

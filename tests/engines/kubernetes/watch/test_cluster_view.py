@@ -1,9 +1,10 @@
 import pytest
 
-from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL, SEAL_ANNOTATION
 from hetero_airflow.engines.kubernetes.watch.cluster_view import HEARTBEAT_INTERVAL_S, NODE_GRACE_S, ClusterView
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_node, a_pod, connect
+from hetero_airflow.testing import a_signer
+from tests.engines.kubernetes.fake_api import SIGNER, a_node, a_pod, connect
 from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
 from tests.waiting import eventually
 
@@ -14,7 +15,7 @@ class WatchedCluster:
     """A view of a cluster, and a store that records what the view reports."""
 
     def __init__(self, api, site=None, namespace="default", timeout_s=5):
-        self.view = ClusterView(site, lambda: connect(api), namespace, {})
+        self.view = ClusterView(site, lambda: connect(api), namespace, {}, SIGNER)
         self.view.start()
         assert self.view.wait(timeout_s) == ("/api/v1/pods" not in api.forbidden)
         self.workers, self.now, self.changes, self.until_s = {}, 1000.0, [], 2.0
@@ -61,9 +62,34 @@ def cluster(api, watched):
 
 def ours(name, lease, slots, node="gpu-1", **arguments):
     return a_pod(
-        name, node, len(slots), {LEASE_LABEL: lease},
+        name, node, len(slots), lease=lease,
         annotations={DEVICES_ANNOTATION: ",".join(f"nvidia.com/gpu/{slot}" for slot in slots)}, **arguments,
     )  # fmt: skip
+
+
+FORGED = {
+    "only the label": {"labels": {LEASE_LABEL: "l1"}},
+    "a seal that was copied from the pod of the lease": {"copied": True},
+    "the seal of another Airflow": {"seal": a_signer().seal("pod/1", "l1", "default", "forged")},
+    "the seal of another lease": {"seal": SIGNER.seal("pod/1", "l2", "default", "forged")},
+    "the seal of another namespace": {"seal": SIGNER.seal("pod/1", "l1", "other", "forged")},
+    "the signature of a grant": {"seal": SIGNER.sign(lease="l1", token=1, task="t", start_by=0).signature},
+    "no text": {"seal": "\N{SNOWMAN}"},
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_pod_that_somebody_else_labels_with_a_lease_is_a_foreign_one(api, cluster, how):
+    ours_now = api.put("pods", ours("ours", "l1", (0,)))
+    copied = ours_now["metadata"]["annotations"]
+    annotations = copied if FORGED[how].get("copied") else {SEAL_ANNOTATION: FORGED[how].get("seal", "")}
+    api.put("pods", a_pod("forged", "gpu-1", 1, {LEASE_LABEL: "l1"}, annotations=annotations))
+    cluster.until(lambda: cluster.leasable() == ["0"] and "l1" in cluster.view.pods())  # the forged one takes GPU 1
+    assert cluster.view.pods()["l1"].name == "ours"
+    assert [pod.metadata.name for pod in cluster.view.find_pods(connect(api), "l1")] == ["ours"]
+    api.drop("pods", "ours", "default")
+    eventually(lambda: "l1" not in cluster.view.pods())
+    assert cluster.view.find_pods(connect(api), "l1") == []
 
 
 def test_nodes_are_workers_reported_once_and_then_as_alive(api, watched):
@@ -341,7 +367,7 @@ def test_devices_that_a_device_plugin_offers_are_not_offered_twice(api, watched)
 def test_the_claim_of_a_leases_pod_names_its_devices(api, watched):
     publish_gpus(api, 2)
     annotations = {DEVICES_ANNOTATION: "gpu.nvidia.com/gpu-1/gpu-1"}
-    pod = api.put("pods", a_pod("o", "gpu-1", labels={LEASE_LABEL: "l1"}, annotations=annotations))
+    pod = api.put("pods", a_pod("o", "gpu-1", annotations=annotations, lease="l1"))
     cluster = watched()
     cluster.poll()
     assert cluster.view.claim_notes("l1") == []
