@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness, WorkerChanges
-from hetero_airflow.engines.kubernetes.claims.lease_templates import LeaseTemplates
+from hetero_airflow.engines.kubernetes.claims.claim_client import KnownTemplates
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
@@ -67,7 +67,7 @@ class ClusterAdapter:
         self._finished: dict[str, float] = {}
         """Lease → when it ended. Nothing of it runs, and no pod is made for it."""
         self.unseen = UnseenPods(executor.calls, view.find_pods, now)
-        self.templates = LeaseTemplates(executor.calls)
+        self.templates = KnownTemplates(now)
         self._marked_for_deletion: dict[str, None] = {}
         """Leases whose pods must end."""
         self._unschedulable_since: dict[str, float] = {}
@@ -163,7 +163,6 @@ class ClusterAdapter:
         if self.pod(lease_id) is None:
             self._delete_unseen(lease_id)
         self.unseen.forget(lease_id)
-        self.templates.delete(lease_id)
         self._drop_task(lease_id)
 
     def withdraw(self, key: Any, lease_id: str) -> bool:
@@ -240,7 +239,6 @@ class ClusterAdapter:
             self.end_lease(lease_id)
         else:
             self._delete_unseen(lease_id)
-            self.templates.delete(lease_id)
             self._drop_task(lease_id)
 
     def _delete_unseen(self, lease_id: str) -> None:
@@ -274,6 +272,7 @@ class ClusterAdapter:
         if pod.state.cause is PodCause.UNSCHEDULABLE:
             if now - self._unschedulable_since.setdefault(pod.lease_id, now) >= UNSCHEDULABLE_TIMEOUT_S:
                 problem = f"has been unschedulable on its node for {UNSCHEDULABLE_TIMEOUT_S:g} s"
+                self.templates.forget()
         else:
             self._unschedulable_since.pop(pod.lease_id, None)
         task = self._task_of(pod.lease_id)

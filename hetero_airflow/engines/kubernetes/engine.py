@@ -217,7 +217,7 @@ class KubernetesEngine:
         override = lease_override(
             PodGenerator.serialize_pod(adapter.executor.base_pod(workload)),
             PodGenerator.serialize_pod(authored) if authored else None,
-            lease_parts(lease, worker, priority_class),
+            lease_parts(lease, worker, adapter.view.node_uid(worker.host), priority_class),
             worker.host,
         )
         return config | {"pod_override": PodGenerator.deserialize_model_dict(override)}

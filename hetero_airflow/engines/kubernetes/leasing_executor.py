@@ -25,7 +25,6 @@ from urllib3.exceptions import HTTPError
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_delayed, is_passing
 from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
-from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_ANNOTATION
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection, one_try_client
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.paused_jobs import PausedJobs
@@ -206,8 +205,6 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         if lease_id is not None:
             seal_pod(pod.metadata, lease_id, self.signer)
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
-            if CLAIM_ANNOTATION in (pod.metadata.annotations or {}):
-                self.pods.templates.note_sent(lease_id, pod.metadata.namespace)
         else:
             self._plain_pods.note(task.key, pod.metadata.namespace, pod.metadata.name)
         body = self.kube_client.api_client.sanitize_for_serialization(pod)
@@ -217,8 +214,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             make_once = partial(make_pod, api, our_label=self._our_label())
             if lease_id is None:
                 return None if self._plain_pods.is_withdrawn(task) else make_once(body)
-            settled = partial(self.pods.templates.note_settled, lease_id)
-            return make_claimed(api.api_client, body, make_once, lease_id, settled)
+            return make_claimed(api.api_client, body, make_once, self.pods.templates)
 
         self.calls.put(key, make, lambda answer: self._note_made(task, answer))
 

@@ -119,7 +119,7 @@ def test_each_kind_of_lease_is_a_pod_that_is_taken_as_it_is(server, resource):
     worker = Worker(id="gpu-1", host="gpu-1", engine="kubernetes", devices=devices)
     claims = (Claim("cpu", 4000, 2**30 + 2**10),) if is_cpu else tuple(Claim(id_, 1000) for id_ in ids)
     lease = a_lease("r", "gpu-1").model_copy(update={"claims": claims})
-    override = lease_override(BARE, None, lease_parts(lease, worker, "gpu-high"), "gpu-1")
+    override = lease_override(BARE, None, lease_parts(lease, worker, "u", "gpu-high"), "gpu-1")
     merged = PodGenerator.reconcile_pods(
         PodGenerator.deserialize_model_dict(BARE), PodGenerator.deserialize_model_dict(override)
     )

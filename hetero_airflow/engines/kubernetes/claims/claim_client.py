@@ -1,25 +1,26 @@
-"""Templates of claims in a cluster: made before a pod, owned by it, and removed with it."""
+"""Templates of claims in a cluster, made before the pods that need them.
+
+That of a `DevicePodOperator` is removed with its pod. Those of leases name devices of a node, serve all leases of these
+devices, and are removed with the node.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, ResourceV1Api  # type: ignore[import-untyped]
 
-from hetero_airflow.engines.kubernetes.calls import is_passing
-from hetero_airflow.engines.kubernetes.claims.claim_template import (
-    CLAIM_ANNOTATION,
-    asks_for_share,
-    lease_template_name,
-    template_for,
-    without_sharing,
-)
+from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_ANNOTATION, asks_for_share, without_sharing
 from hetero_airflow.errors import RequestError
 
 log = logging.getLogger(__name__)
+
+KNOWN_S = 600.0
+"""After this time, a template is made again in case it is gone. The cluster refuses it if it is there."""
 
 _REMEDIES = {
     403: "Let Airflow's service account create, patch and delete resourceclaimtemplates in {}",
@@ -31,39 +32,51 @@ def make_claimed(
     client: ApiClient,
     body: Mapping[str, Any],
     make: Callable[[Mapping[str, Any]], Any],
-    lease_id: str,
-    settled: Callable[[], None] = lambda: None,
+    known: KnownTemplates,
 ) -> Any:
-    """Make the pod of a lease, and before it the template of its claim, if it has one. The pod owns the template.
+    """Make the pod of a lease, and before it the template of its claim, if it has one that the cluster may lack.
 
     Calling it again after no answer makes nothing twice.
 
     :param body: a pod with the template in its `CLAIM_ANNOTATION`
     :param make: makes the pod and returns it
-    :param lease_id: the lease of the pod, after which the template is named
-    :param settled: called when a pod owns the template, or none is left. Else it must be deleted with the lease
     :raises ApiException: the cluster refuses the template or the pod
     """
     metadata = body["metadata"]
     annotations = dict(metadata.get("annotations") or {})
     text = annotations.pop(CLAIM_ANNOTATION, None)
-    template = None if text is None else template_for(json.loads(text), body)
-    if template is None or template["metadata"]["name"] != lease_template_name(lease_id):
-        return make(body)  # a template of another name is not ours: nothing is made or deleted for it
-    claims = ClaimClient(client)
-    try:
+    if text is not None:
+        template = json.loads(text)
+        template["metadata"]["namespace"] = metadata["namespace"]
+        try:
+            known.create(ClaimClient(client), template)
+        except RequestError as error:
+            raise (error.__cause__ or error) from None  # the executor knows what to do with the cluster's own answer
+    return make({**body, "metadata": {**metadata, "annotations": annotations}})
+
+
+class KnownTemplates:
+    """The templates of leases that a cluster has had a moment ago, so that a task costs no call for one.
+
+    :param clock: seconds that only grow
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen_at: dict[tuple[str, str], float] = {}
+        """Namespace and name → when the cluster had it."""
+
+    def create(self, claims: ClaimClient, template: Mapping[str, Any]) -> None:
+        """Create a template that is not known to exist; see `ClaimClient.create`."""
+        key, now = (template["metadata"]["namespace"], template["metadata"]["name"]), self._clock()
+        if now - self._seen_at.get(key, float("-inf")) < KNOWN_S:
+            return
         claims.create(template)
-    except RequestError as error:
-        raise (error.__cause__ or error) from None  # the executor knows what to do with the cluster's own answer
-    try:
-        pod = make({**body, "metadata": {**metadata, "annotations": annotations}})
-    except ApiException as error:
-        if not is_passing(error) and claims.delete(template):  # else the cluster may have the pod
-            settled()
-        raise
-    if claims.set_owner(template, pod):
-        settled()
-    return pod
+        self._seen_at = {k: at for k, at in self._seen_at.items() if now - at < KNOWN_S} | {key: now}
+
+    def forget(self) -> None:
+        """A pod waits in vain for its devices: maybe somebody has deleted its template."""
+        self._seen_at = {}
 
 
 class ClaimClient:

@@ -6,6 +6,8 @@ The limits are those of Kubernetes' validation (pkg/apis/resource/types.go): 8 a
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,8 +80,10 @@ def template_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {}, "spec": spec}
 
 
-def lease_template(lease_id: str, devices: Sequence[Device]) -> dict[str, Any]:
-    """The template for exactly these devices of slices, which a lease has.
+def lease_template(devices: Sequence[Device], node: str, node_uid: str) -> dict[str, Any]:
+    """The template for exactly these devices of a node's slices. Leases of the same devices share it.
+
+    The cluster removes it with the node, which owns it.
 
     :raises RequestError: they are more than a claim can have
     """
@@ -100,12 +104,11 @@ def lease_template(lease_id: str, devices: Sequence[Device]) -> dict[str, Any]:
             "count": len(members),
         }
         requests.append({"name": f"{CLAIM_NAME}-{number}", "exactly": exactly})
-    return template_of(requests) | {"metadata": {"name": lease_template_name(lease_id)}}
-
-
-def lease_template_name(lease_id: str) -> str:
-    """The name of the template of a lease."""
-    return f"hetero-{lease_id}"
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
+    spec = {"metadata": {"labels": MANAGED_BY}, **template_of(requests)["spec"]}
+    digest = hashlib.sha256(json.dumps([owner, spec]).encode()).hexdigest()[:32]
+    metadata = {"name": f"hetero-{digest}", "labels": MANAGED_BY, "ownerReferences": [owner]}
+    return template_of([]) | {"metadata": metadata, "spec": spec}
 
 
 def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from hetero_airflow.engines.kubernetes.claims.lease_templates import LeaseTemplates
+from hetero_airflow.engines.kubernetes.claims.claim_client import KnownTemplates
 from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
 
 
@@ -12,7 +12,7 @@ class LeasePods(Protocol):
     """What is known about the pods of leases in a cluster."""
 
     unseen: UnseenPods
-    templates: LeaseTemplates
+    templates: KnownTemplates
 
     def is_current(self, lease_id: str) -> bool:
         """Whether a lease was handed over and was not withdrawn."""

@@ -40,8 +40,11 @@ _REPLACED_FIELDS = ("affinity", "tolerations", "priorityClassName")
 """For these fields an override replaces the template's value instead of adding to it."""
 
 
-def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None) -> PodParts:
-    """What a pod needs to run on the devices of a lease."""
+def lease_parts(lease: Lease, worker: Worker, node_uid: str, priority_class: str | None = None) -> PodParts:
+    """What a pod needs to run on the devices of a lease.
+
+    :param node_uid: the cluster's id of the worker's node
+    """
     devices = {device.id: device for device in worker.devices}
     amounts: dict[str, str] = {}
     vendors: dict[str, None] = {}
@@ -60,7 +63,7 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
             amounts[resource] = str(int(amounts.get(resource, 0)) + 1)
     resources = [name for name in amounts if "/" in name]
     slots = [claim.device_id for claim in lease.claims if devices[claim.device_id].kind != "cpu"]
-    template = lease_template(lease.id, claimed) if claimed else None
+    template = lease_template(claimed, worker.host, node_uid) if claimed else None
     return PodParts(
         amounts=amounts,
         terms=ALWAYS,

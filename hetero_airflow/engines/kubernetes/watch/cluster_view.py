@@ -147,6 +147,10 @@ class ClusterView:
         """The id of the worker that a node is."""
         return node if self.site is None else f"{self.site}/{node}"
 
+    def node_uid(self, node: str) -> str:
+        """The cluster's id of a node, which another node of the same name does not have; empty if it has none."""
+        return str(self._read[node][0]["metadata"]["uid"]) if node in self._read else ""
+
     def is_lost(self, worker_id: str) -> bool:
         """Whether the cluster reports that a node is gone or does not answer. False if the cluster does not answer."""
         worker = self._reported.get(worker_id)
@@ -274,6 +278,7 @@ def _read_node(item: Mapping[str, Any], before: Mapping[str, Any] | None) -> Map
     node = {
         "metadata": {
             "name": metadata["name"],
+            "uid": metadata["uid"],
             "labels": metadata.get("labels") or {},
             "annotations": {name: "" for name in metadata.get("annotations") or () if REGISTER.search(name)},
         },

@@ -1,22 +1,22 @@
 """Templates of claims, and when they stay in the cluster."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from kubernetes.client import ApiException
 
-from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
+from hetero_airflow.engines.kubernetes.claims.claim_client import KNOWN_S, KnownTemplates, make_claimed
 from hetero_airflow.engines.kubernetes.claims.claim_template import (
     CLAIM_ANNOTATION,
     asks_for_share,
     claim_template,
+    lease_template,
     template_for,
-    template_of,
     without_sharing,
 )
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.testing import FakeClock, a_device
 from tests.engines.kubernetes.fake_api import connect
 
 
@@ -129,25 +129,43 @@ def client(api):
     return connect(api).api_client
 
 
-def a_body(template_name):
-    template = template_of([]) | {"metadata": {"name": template_name}}
-    annotations = {CLAIM_ANNOTATION: json.dumps(template)}
-    return {"metadata": {"name": "p", "namespace": "default", "annotations": annotations}, "spec": {}}
+def a_body(*device_ids):
+    """A pod of a lease of these devices, as it is sent."""
+    devices = [
+        a_device(id_, details={"device_class": "gpu.nvidia.com", "pin": "uuid", "pin_value": id_}) for id_ in device_ids
+    ]
+    annotations = {CLAIM_ANNOTATION: json.dumps(lease_template(devices, "n", "u")), "a": "b"}
+    return {"metadata": {"name": "p", "namespace": "default", "annotations": annotations}}
 
 
-def test_a_template_that_is_not_the_leases_is_neither_made_nor_deleted(api, client):
-    pod = SimpleNamespace(metadata=SimpleNamespace(name="p", uid="u"))
-    assert make_claimed(client, a_body("of-another-team"), lambda _: pod, "l1") is pod
-    assert api.requests == []
+def test_a_template_of_a_lease_is_made_again_only_when_the_cluster_may_lack_it(api, client):
+    clock, pods = FakeClock(), []
+    known = KnownTemplates(lambda: clock.now().timestamp())
+
+    def calls(*device_ids):
+        """How many calls the next pod takes before it is made."""
+        before = len(api.requests)
+        make_claimed(client, a_body(*device_ids), pods.append, known)
+        return len(api.requests) - before
+
+    assert [calls("U"), calls("V"), calls("U"), calls("V"), calls("U", "V")] == [1, 1, 0, 0, 1]
+    clock.advance(seconds=KNOWN_S)
+    assert [calls("U"), calls("U")] == [1, 0], "the cluster has it still"
+    api.objects["resourceclaimtemplates"].clear()
+    known.forget()
+    assert calls("U") == 1
+    (template,) = api.objects["resourceclaimtemplates"].values()
+    assert template["metadata"]["ownerReferences"] == [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]
+    assert [pod["metadata"]["annotations"] for pod in pods] == [{"a": "b"}] * 8
 
 
-@pytest.mark.parametrize(("status", "is_left"), [(422, False), (500, True), (504, True)])
-def test_a_template_stays_while_the_cluster_may_have_the_pod(api, client, status, is_left):
-    def refuse(_):
-        raise ApiException(status)
+def test_a_pod_is_not_made_without_its_template(api, client):
+    api.forbidden.add("/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates")
+    with pytest.raises(ApiException, match="403"):
+        make_claimed(client, a_body("U"), pytest.fail, KnownTemplates())
 
-    settled = []
-    with pytest.raises(ApiException):
-        make_claimed(client, a_body("hetero-l1"), refuse, "l1", lambda: settled.append(True))
-    assert (("default", "hetero-l1") in api.objects["resourceclaimtemplates"]) is is_left
-    assert bool(settled) is not is_left
+
+def test_a_node_that_comes_again_has_other_templates():
+    device = a_device(details={"device_class": "gpu.nvidia.com", "pin": "uuid", "pin_value": "U"})
+    names = {lease_template([device], "n", uid)["metadata"]["name"] for uid in "uuv"}
+    assert len(names) == 2

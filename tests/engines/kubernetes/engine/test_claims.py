@@ -1,5 +1,6 @@
 """The pods of leases on devices that a DRA driver publishes."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -37,13 +38,13 @@ def handed_over(api, cluster):
     return SimpleNamespace(key=workload.key, lease=lease)
 
 
-def test_the_template_comes_before_the_pod_and_the_pod_owns_it(api, cluster, handed_over):
+def test_the_template_comes_before_the_pod_and_the_node_owns_it(api, cluster, handed_over):
     pod = cluster.made(handed_over.lease)
     name = pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]
     template = api.objects["resourceclaimtemplates"]["default", name]
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-    eventually(lambda: template["metadata"].get("ownerReferences") == [owner])
-    assert template["metadata"]["labels"]["hetero-airflow/lease"] == handed_over.lease.id
+    node = api.objects["nodes"]["", "dra-1"]["metadata"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "dra-1", "uid": node["uid"]}
+    assert template["metadata"]["ownerReferences"] == [owner]
     assert "hetero-airflow/claim-template" not in pod["metadata"]["annotations"]
     posts = [path.rpartition("/")[2] for method, path, _ in api.requests if method == "POST"]
     assert posts == ["resourceclaimtemplates", "pods"]
@@ -60,33 +61,22 @@ def test_the_claim_of_the_pod_is_told_with_its_device_and_its_state(api, cluster
     eventually(lambda: GPU not in cluster.status(handed_over.lease).message)
 
 
-def test_a_refused_pod_leaves_no_template(api, cluster, handed_over):
-    api.forbidden.add("/api/v1/namespaces/default/pods")
-    cluster.ends(handed_over.key)
-    eventually(lambda: ("default", f"hetero-{handed_over.lease.id}") not in api.objects["resourceclaimtemplates"])
+def test_a_task_on_slices_costs_two_calls_once_its_devices_were_leased(api, cluster):
+    def run_one():
+        workload, lease = cluster.placed(node="dra-1")
+        lease = lease.model_copy(update={"claims": (Claim(GPU, 1000),)})
+        cluster.engine.hand_over(workload, lease, cluster.workers["dra-1"])
+        pod = cluster.made(lease)
+        api.set_status(pod["metadata"]["name"], DONE)
+        cluster.until(lambda: cluster.look(lease) is Liveness.GONE)
+        cluster.until(lambda: pod["metadata"]["name"] not in {each["metadata"]["name"] for each in api.pods()})
 
-
-def test_a_template_that_its_pod_does_not_own_is_deleted_with_the_lease(api, cluster, handed_over):
-    path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates/hetero-{handed_over.lease.id}"
-    api.forbidden.add(path)
-    pod = cluster.made(handed_over.lease)
-    eventually(lambda: ("PATCH", path) in [request[:2] for request in api.requests])
-    api.forbidden.clear()
-    api.set_status(pod["metadata"]["name"], DONE)
-    cluster.until(lambda: cluster.look(handed_over.lease) is Liveness.GONE)
-    eventually(lambda: ("default", f"hetero-{handed_over.lease.id}") not in api.objects["resourceclaimtemplates"])
-
-
-def test_a_template_that_its_pod_owns_costs_no_further_call(api, cluster, handed_over):
-    def methods():
-        """Those of the requests for this template, which is made without its name in the path."""
-        return [method for method, path, _ in api.requests if path.endswith(f"/hetero-{handed_over.lease.id}")]
-
-    pod = cluster.made(handed_over.lease)
-    eventually(methods)
-    api.set_status(pod["metadata"]["name"], DONE)
-    cluster.until(lambda: cluster.look(handed_over.lease) is Liveness.GONE)
-    assert methods() == ["PATCH"]
+    run_one()
+    api.requests.clear()
+    for _ in range(3):
+        run_one()
+    calls = Counter(method for method, _, _ in api.requests)
+    assert {method: calls[method] for method in calls.keys() - {"GET"}} == {"POST": 3, "DELETE": 3}
 
 
 def problem_of(cluster, device_id):

@@ -48,6 +48,10 @@ TEMPLATE = {
 }
 
 
+def parts_of(lease, worker, priority_class=None):
+    return lease_parts(lease, worker, "u", priority_class)
+
+
 def a_lease_of(*claims):
     return a_lease(worker_id=NODE.id).model_copy(update={"claims": claims})
 
@@ -73,7 +77,7 @@ def launched(parts, override_spec=None):
 
 def test_a_lease_becomes_a_pod_on_its_node():
     lease = a_lease_of(*gpus(1, 3), Claim("cpu", 4000, 8 * 2**30, (0, 1, 2, 3)))
-    pod = launched(lease_parts(lease, NODE, "gpu-high"))
+    pod = launched(parts_of(lease, NODE, "gpu-high"))
     base = pod["spec"]["containers"][0]
     nodes = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert nodes == {
@@ -95,7 +99,7 @@ def test_a_lease_becomes_a_pod_on_its_node():
 
 
 def test_fields_that_the_lease_does_not_set_come_from_the_template():
-    base = launched(lease_parts(a_lease_of(*gpus(0)), NODE))["spec"]["containers"][0]
+    base = launched(parts_of(a_lease_of(*gpus(0)), NODE))["spec"]["containers"][0]
     assert base["resources"]["requests"] == {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}
 
 
@@ -104,7 +108,7 @@ def test_a_lease_of_slice_devices_claims_exactly_these():
     devices = pool_devices([read_slice(gpus)])["gpu-1"]
     worker = NODE.model_copy(update={"devices": (a_cpu(), *devices)})
     lease = a_lease_of(*(Claim(device.id, 1000, 2**30) for device in devices[1:]))
-    parts = lease_parts(lease, worker)
+    parts = parts_of(lease, worker)
     check_body(parts.claim, "V1ResourceClaimTemplate")
     (request,) = parts.claim["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["count"] == 2
@@ -122,7 +126,7 @@ def test_a_lease_of_slice_devices_claims_exactly_these():
 def test_more_devices_than_a_claim_can_have_are_refused():
     devices = pool_devices([read_slice(a_slice("gpu-1", [a_gpu(number) for number in range(33)]))])["gpu-1"]
     with pytest.raises(RequestError, match="32 devices at most in a claim"):
-        lease_template("l1", [device for device in devices if device.leasable])
+        lease_template([device for device in devices if device.leasable], "gpu-1", "u")
 
 
 def test_the_claims_of_the_author_stay_beside_that_of_the_lease():
@@ -131,7 +135,7 @@ def test_the_claims_of_the_author_stay_beside_that_of_the_lease():
     nic = {"name": "devices", "resourceClaimName": "nic-1"}
     authored = {"spec": {"containers": [{"name": "base", "resources": {"claims": [{"name": "devices"}]}}],
                          "resourceClaims": [nic]}}  # fmt: skip
-    pod = launched(lease_parts(a_lease_of(Claim(devices[0].id, 1000)), worker), authored)
+    pod = launched(parts_of(a_lease_of(Claim(devices[0].id, 1000)), worker), authored)
     assert [claim["name"] for claim in pod["spec"]["resourceClaims"]] == ["devices", "hetero-devices"]
     claims = pod["spec"]["containers"][0]["resources"]["claims"]
     assert claims == [{"name": "devices"}, {"name": "hetero-devices"}]
@@ -140,17 +144,17 @@ def test_the_claims_of_the_author_stay_beside_that_of_the_lease():
 def test_the_author_can_not_give_the_template_of_a_claim():
     authored = {"metadata": {"annotations": {"hetero-airflow/claim-template": "{}", "mine": "1"}},
                 "spec": {"containers": [{"name": "base"}]}}  # fmt: skip
-    annotations = launched(lease_parts(a_lease_of(*gpus(0)), NODE), authored)["metadata"]["annotations"]
+    annotations = launched(parts_of(a_lease_of(*gpus(0)), NODE), authored)["metadata"]["annotations"]
     assert ("hetero-airflow/claim-template" in annotations, annotations["mine"]) == (False, "1")
 
 
 def test_a_mig_instance_is_a_resource_of_its_own():
-    base = launched(lease_parts(a_lease_of(Claim("nvidia.com/mig-1g.10gb/0", 1000)), NODE))["spec"]["containers"][0]
+    base = launched(parts_of(a_lease_of(Claim("nvidia.com/mig-1g.10gb/0", 1000)), NODE))["spec"]["containers"][0]
     assert base["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
 
 
 def test_a_task_of_cores_sees_no_gpu():
-    parts = lease_parts(a_lease_of(Claim("cpu", 2000, 2**30, (0, 1))), NODE)
+    parts = parts_of(a_lease_of(Claim("cpu", 2000, 2**30, (0, 1))), NODE)
     assert dict(parts.amounts) == {"cpu": "2", "memory": "1Gi"}
     base = launched(parts)["spec"]["containers"][0]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in base["env"]
@@ -184,7 +188,7 @@ def test_the_authors_override_counts_first_and_adds_to_ours():
         },
     }
     lease = a_lease_of(*gpus(0))
-    pod = launched(lease_parts(lease, NODE, "gpu-high"), override_spec)
+    pod = launched(parts_of(lease, NODE, "gpu-high"), override_spec)
     base = pod["spec"]["containers"][0]
     assert base["image"] == "own"
     assert base["resources"] == {
@@ -203,7 +207,7 @@ def test_the_authors_override_counts_first_and_adds_to_ours():
 
 
 def test_an_override_without_containers_is_one_too():
-    pod = launched(lease_parts(a_lease_of(*gpus(0)), NODE), {"spec": {"containers": []}, "metadata": {}})
+    pod = launched(parts_of(a_lease_of(*gpus(0)), NODE), {"spec": {"containers": []}, "metadata": {}})
     assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
