@@ -6,8 +6,9 @@ Only this module knows CeleryExecutor's queues and keys, because Airflow 3.4 cha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.result import AsyncResult, denied_join_result
 from kombu.exceptions import OperationalError
 
-from hetero_airflow.engines.circuit_breaker import CircuitBreaker
+from hetero_airflow.engines.circuit_breaker import CircuitBreaker, ServiceCalls
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.engines.remote import RemoteEngine, worker_queue
 from hetero_airflow.model.grant import START_TIMEOUT_S
@@ -37,7 +38,11 @@ _SEND_LIMIT_S = 3.0
 """Most time that one message to the broker may take, whatever ``[celery] operation_timeout`` allows."""
 
 _RESULTS_LIMIT_S = 3.0
-"""Most time that reading the results may take."""
+"""Most time that reading the results may take, beside the scheduler's loop."""
+
+_PATIENCE_S = 0.02
+"""The loop waits so long for results, and once in an outage. They come in a few ms: an end is seen in the same
+heartbeat."""
 
 _CONNECT_LIMIT_S = 3
 """The same for a connection to a database. Its driver waits outside Python, where no signal reaches it."""
@@ -56,7 +61,6 @@ class CeleryEngine(RemoteEngine):
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(RoutingCeleryExecutor(parallelism, team_name))
-        self._results = CircuitBreaker("Celery's result backend", "Running tasks go on.")
 
     def open_slots(self) -> int:
         """The slots that Airflow's ``parallelism`` leaves; none while the broker does not answer."""
@@ -90,7 +94,7 @@ class CeleryEngine(RemoteEngine):
         """The tasks that ended since the last call, from Celery's result backend."""
         for key in self.leases.reported(self._context):
             self.executor.note_started(key)
-        self._read_results(self.executor.sync)
+        self.executor.sync()
         return self.take_events()
 
     def heartbeat(self) -> None:
@@ -102,7 +106,8 @@ class CeleryEngine(RemoteEngine):
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave running tasks to the next scheduler, as CeleryExecutor does. Returns the tasks that had ended."""
-        self._read_results(self.executor.end)
+        self.executor.patience_s = _RESULTS_LIMIT_S
+        self.executor.end()
         return self.take_events()
 
     def take_events(self) -> dict[Any, tuple[Any, Any]]:
@@ -115,18 +120,6 @@ class CeleryEngine(RemoteEngine):
                 self.leases.note_finished(key)
         return super().take_events()
 
-    def _read_results(self, step: Callable[[], object]) -> None:
-        """Run a step that may ask the result backend, unless it has just not answered."""
-        if self._results.is_open:
-            return
-        try:
-            with timeout(seconds=_RESULTS_LIMIT_S):
-                step()
-        except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  backends raise their libraries'
-            self._results.note_failure(error)
-        else:
-            self._results.note_answer()
-
 
 class RoutingCeleryExecutor(CeleryExecutor):
     """CeleryExecutor that sends each placed task to its worker's queue, with a message that expires soon.
@@ -137,6 +130,8 @@ class RoutingCeleryExecutor(CeleryExecutor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self.broker = CircuitBreaker("Celery's broker", "Tasks wait, and running ones go on.")
+        self.results = ServiceCalls("Celery's result backend", "Running tasks go on.", _RESULTS_LIMIT_S, (Exception,))
+        self.patience_s = _PATIENCE_S
         self.queues: dict[Any, str] = {}
         """Key → Celery queue, of placed tasks that were not sent yet."""
         self.undelivered: set[Any] = set()
@@ -150,6 +145,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
         """Connect to a result backend in a database only to read results, and give up if it does not answer."""
         settings = self.celery_app.conf
         settings.database_create_tables_at_setup = False  # else a message would wait for it; reading creates them
+        settings.result_backend_thread_safe = True  # all threads that read share its connections
         if str(settings.result_backend).startswith(("db+postgresql", "db+mysql")):
             options = settings.database_engine_options or {}
             arguments = {"connect_timeout": _CONNECT_LIMIT_S, **options.get("connect_args", {})}
@@ -215,6 +211,17 @@ class RoutingCeleryExecutor(CeleryExecutor):
                 self.celery_app.control.revoke(sent.task_id)
         except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  the transport's own
             self.broker.note_failure(error)
+
+    def update_all_workload_states(self) -> None:
+        """Note the states of the sent tasks when the result backend has answered. A thread asks it."""
+        read = partial(self.bulk_state_fetcher.get_many, list(self.workloads.values()))
+        answer = self.results.ask("states", read, self.patience_s)
+        if not answer.done() or answer.exception() is not None:
+            return
+        for key, sent in list(self.workloads.items()):
+            state, info = answer.result().get(sent.task_id, (None, None))
+            if state is not None:
+                self.update_task_state(key, state, info)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Follow the tasks of another scheduler. The next `sync` reads their states; this call reads none."""

@@ -126,9 +126,12 @@ class ActionRunner:
         )
         for key, request in requests.items():
             task = tasks[key]
+            previous = previous_runs.get(task.request_id, PreviousRuns())
+            if previous is None:  # not known yet
+                task.requested = request
+                continue
             if task.request_id in previous_runs:
                 self._keep_place(task)
-            previous = previous_runs.get(task.request_id, PreviousRuns(0, ()))
             is_new = not previous.failures and not task.not_started
             task.request = request if is_new else self._adjusted(request, task, previous, snapshot, now)
 

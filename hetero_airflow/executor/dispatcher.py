@@ -17,6 +17,7 @@ from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.executor.action_runner import ActionRunner
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_api.unleased_tasks import UnleasedTasks
+from hetero_airflow.executor.airflow_db.state_store import StateCalls
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers, ToleratedOutages
 from hetero_airflow.executor.configuration import Configuration
@@ -80,13 +81,16 @@ class Dispatcher:
         self._engine = engine
         self._tasks = tasks
         self._min_run_s = configuration.min_run_s
+        self._states = StateCalls()
         self.api = api
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
         self.keeper = LeaseKeeper(store, engine, tasks, configuration.lease_timeout_s)
         self._context = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
-        self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note)
-        self._preemptions = PreemptionNotices(store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock)
+        self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, self._states)
+        self._preemptions = PreemptionNotices(
+            store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock, self._states
+        )
         spans = LeaseSpans(tasks, airflow_tracer())
         self._gangs = GangRoster(store, self.keeper, tasks, self._preemptions)
         self.starter = TaskStarter(
@@ -131,7 +135,7 @@ class Dispatcher:
             store,
             tasks,
             self._context,
-            ReportedSpeeds(store, self.keeper, self.workers),
+            ReportedSpeeds(store, self.keeper, self.workers, self._states),
             self._preemptions,
             configuration,
             api,
@@ -168,6 +172,7 @@ class Dispatcher:
 
     def maintain(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: renewals, losses, records, housekeeping."""
+        self._states.go_on()
         with self._tolerate_outages("housekeeping"):
             self.lease_events.handle(self.keeper.renew(now), now)
             self.lease_events.handle(self.keeper.find_lost(now, can_report=self.api.outage is None), now)
@@ -187,7 +192,7 @@ class Dispatcher:
             running = [task.lease.request_id for task in self.keeper.running.values()]
             self._housekeeping.run(waiting, running, self._decided_at, now)
             self.queue.log_waits(self._store.snapshot(), now)
-            self.starter.record_placed(self._tasks, now)
+            self.starter.record_placed(self._tasks, self._states, now)
 
     def has_new_requests(self) -> bool:
         """Whether templates of waiting tasks were rendered since `place_tasks`, so that it can place more tasks."""
@@ -200,7 +205,8 @@ class Dispatcher:
         self._health.close()
         self._resolver.close()
         with self._tolerate_outages("housekeeping"):
-            self.starter.record_placed(self._tasks)
+            self.starter.record_placed(self._tasks, self._states)
+        self._states.close()
 
     def _add_policy_context(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what the store does not know."""
@@ -208,7 +214,7 @@ class Dispatcher:
         return replace(snapshot, workers=self._recovery.marked(snapshot))
 
     def _place(self, now: datetime) -> None:
-        self.lease_events.handle(self.keeper.free_ended(now), now)
+        self.lease_events.free_ended(now)
         self._reconcile(now)
         self._run_cycle(now)
 

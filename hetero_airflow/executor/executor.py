@@ -231,9 +231,9 @@ class HeteroExecutor(BaseExecutor):
         """Wait for the running tasks, then free their devices."""
         self._end_watch.stop()
         self._process_ends(self._engine.end())
+        self._dispatcher.lease_events.free_ended(self._clock.now())
         self._dispatcher.close()
-        now = self._clock.now()
-        self._dispatcher.lease_events.handle(self._keeper.free_ended(now), now)
+        self._dispatcher.lease_events.free_ended(self._clock.now())  # those whose end was not explained yet
 
     def terminate(self) -> None:
         """Stop without waiting."""

@@ -15,6 +15,7 @@ from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import EngineError
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
+from hetero_airflow.executor.airflow_db.state_store import StateCalls
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.gangs.roster import GangRoster
@@ -125,7 +126,7 @@ class TaskStarter:
             }
         )
 
-    def record_placed(self, tasks: TaskInstances, now: datetime | None = None) -> None:
+    def record_placed(self, tasks: TaskInstances, states: StateCalls, now: datetime | None = None) -> None:
         """Write into the tasks' logs and state stores where they were placed.
 
         :param now: wait until the oldest placement is `SETTLING_TIME` old, so as not to compete with its start
@@ -136,4 +137,4 @@ class TaskStarter:
         for task, lease, at in placed:
             write_task_log(task.workload.log_path, f"Placed after {task.waited_s(at):.1f} s on {lease}", at)
             self.spans.end_wait(task.workload.ti, lease, task.since, at)
-        tasks.record_leases((task.workload, lease) for task, lease, _ in placed)
+        tasks.record_leases(((task.workload, lease) for task, lease, _ in placed), states)

@@ -100,7 +100,7 @@ class StandInTasks:
     def rescheduled(self, ids):
         return [id_ for id_ in ids if id_ in self.sent_back]
 
-    def record_leases(self, leases):
+    def record_leases(self, leases, states):
         self.records += leases
 
     def template_context(self, dag_id, run_id, defaults):

@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
-from airflow._shared.state import BaseStoreBackend, TaskScope
-from airflow.providers.common.compat.sdk import AirflowTaskTimeout, timeout
+from airflow._shared.state import TaskScope
 from airflow.state import get_state_backend
 from airflow.state.metastore import MetastoreBackend
 from airflow.utils.session import create_session
 
+from hetero_airflow.engines.circuit_breaker import ServiceCalls, make_call
+
+log = logging.getLogger(__name__)
+
 CALL_LIMIT_S = 3.0
 """Most time that a backend other than Airflow's database may take for one call."""
+
+_EFFECT = "Running tasks go on. What is to be written is kept; what is to be read is unknown."
+
+
+class StateCalls(ServiceCalls):
+    """Calls of `write_state` and `read_states` beside the caller, if the backend may be a service.
+
+    Those to Airflow's database are made at once: Airflow's loop waits for it anyway.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("The task state backend", _EFFECT, CALL_LIMIT_S)
+
+    def ask(self, id: Hashable, make: Callable[[], Any], patience_s: float = 0.0) -> Future[Any]:
+        """The answer to a call; see `ServiceCalls.ask`."""
+        return make_call(make) if _is_database() else super().ask(id, make, patience_s)
+
+    def keep(self, id: Hashable, make: Callable[[], Any], loss: str) -> None:
+        """Make a call when the backend answers; see `ServiceCalls.keep`."""
+        if not _is_database():
+            super().keep(id, make, loss)
+        elif (error := make_call(make).exception()) is not None:
+            log.warning("%s: %s", loss, error)
 
 
 def write_state(key: Any, name: str, text: str) -> None:
     """Store a JSON text under a name for the task of a key. The backend may raise any exception."""
-    backend = get_state_backend()
-    with _limited(backend), create_session(scoped=False) as session:
-        backend.set(_scope(key), name, text, session=session)
+    with create_session(scoped=False) as session:
+        get_state_backend().set(_scope(key), name, text, session=session)
 
 
 def read_states(keys: Iterable[Any], name: str) -> dict[Any, str]:
     """Key → JSON text under that name, for the tasks that have one. The backend may raise any exception."""
     backend = get_state_backend()
-    with _limited(backend), create_session(scoped=False) as session:
+    with create_session(scoped=False) as session:
         texts = {key: backend.get(_scope(key), name, session=session) for key in keys}
     return {key: text for key, text in texts.items() if text is not None}
 
 
-@contextmanager
-def _limited(backend: BaseStoreBackend) -> Iterator[None]:
-    """Limit a call to a backend that may be a service; Airflow's loop waits for its own database anyway.
-
-    :raises TimeoutError: where Airflow's time limit raises what is no `Exception`
-    """
-    if isinstance(backend, MetastoreBackend):
-        yield
-        return
-    try:
-        with timeout(seconds=CALL_LIMIT_S):
-            yield
-    except AirflowTaskTimeout as error:
-        raise TimeoutError(f"the state backend did not answer within {CALL_LIMIT_S:g} s") from error
+def _is_database() -> bool:
+    """Whether the backend is Airflow's database. One that can't be loaded fails when it is called."""
+    return not (backend := make_call(get_state_backend)).exception() and isinstance(backend.result(), MetastoreBackend)
 
 
 def _scope(key: Any) -> TaskScope:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,12 +18,10 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from hetero_airflow.contract.state_keys import LEASE
-from hetero_airflow.executor.airflow_db.state_store import write_state
+from hetero_airflow.executor.airflow_db.state_store import StateCalls, write_state
 from hetero_airflow.executor.airflow_db.template_context import read_context
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.runtime.task_lease import TaskLease
-
-log = logging.getLogger(__name__)
 
 _MAX_GANGS = 100
 """The gangs in one query: databases limit the size of a statement."""
@@ -141,16 +139,15 @@ class TaskInstances:
         if ids:
             _update(ids, TaskInstanceState.RUNNING, last_heartbeat_at=now)
 
-    def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]]) -> None:
+    def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]], states: StateCalls) -> None:
         """Record the lease of each task in its state store, for retries and for Airflow's UI.
 
         A record that can't be written is logged and skipped: the lease itself is in the store.
         """
         for workload, lease in leases:
-            try:
-                write_state(workload.ti, LEASE, lease.model_dump_json())
-            except Exception as error:  # noqa: BLE001  any backend may be configured
-                log.warning("The lease of %s can't be recorded in the task state store: %s", workload.ti.key, error)
+            write = partial(write_state, workload.ti, LEASE, lease.model_dump_json())
+            loss = f"The lease of {workload.ti.key} can't be recorded in the task state store"
+            states.keep((workload.ti.key, LEASE), write, loss)
 
     def epochs(self, ids: Collection[str]) -> dict[str, int]:
         """Task instance id → its `max_tries`, which grows when the task is cleared; for the existing ones."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 
 from pydantic import ValidationError
 
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
-from hetero_airflow.executor.airflow_db.state_store import read_states
+from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
@@ -30,7 +31,8 @@ In between, the time grows with the age of the lease. A read is a query of Airfl
 class ReportedSpeeds:
     """The reports of the tasks that run here."""
 
-    def __init__(self, store: SqlStore, keeper: LeaseKeeper, workers: KnownWorkers) -> None:
+    def __init__(self, store: SqlStore, keeper: LeaseKeeper, workers: KnownWorkers, states: StateCalls) -> None:
+        self._states = states
         self._store = store
         self._keeper = keeper
         self._workers = workers
@@ -49,11 +51,14 @@ class ReportedSpeeds:
         due = {task.key: task for id_, task in running.items() if not now < self._due[id_] <= latest}
         if not due:
             return False
-        try:
-            texts = read_states(due, PROGRESS)
-        except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
+        answer = self._states.ask("speeds", partial(_read_reports, list(due)))
+        if not answer.done():
+            return False
+        if (error := answer.exception()) is not None:  # the next call reads it again
             log.warning("The speeds of tasks can't be read: %s", type(error).__name__)
             return False
+        texts = answer.result()  # perhaps that of an earlier call
+        due = {key: task for key, task in due.items() if key in texts}
         speeds = dict(self._read(due, texts, now))
         for task in due.values():
             self._due[task.lease.id] = now + _wait(task, now, is_known=task.lease.id in speeds)
@@ -61,14 +66,14 @@ class ReportedSpeeds:
         return bool(speeds)
 
     def _read(
-        self, due: dict[object, RunningTask], texts: dict[object, str], now: datetime
+        self, due: dict[object, RunningTask], texts: dict[object, str | None], now: datetime
     ) -> Iterator[tuple[str, LeaseSpeed]]:
         """Lease id → its reported speed."""
         holders = self._store.snapshot().holders
-        for key, text in texts.items():
-            lease = due[key].lease
+        for key, task in due.items():
+            lease = task.lease
             try:
-                report = LeaseProgress.model_validate_json(text)
+                report = LeaseProgress.model_validate_json(texts[key] or "")
             except ValidationError:
                 continue
             holder, worker = holders.get(lease.request_id), self._workers.current().get(lease.worker_id)
@@ -82,6 +87,11 @@ class ReportedSpeeds:
                 ends = {lease.id: end} if (end := _expected_end(report, steps_per_s, now)) is not None else {}
                 measured = MeasuredSpeed(holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds, ends)
                 yield lease.id, LeaseSpeed(lease.id, measured)
+
+
+def _read_reports(keys: Sequence[object]) -> dict[object, str | None]:
+    """Key → the report of its task; None without one."""
+    return dict.fromkeys(keys) | read_states(keys, PROGRESS)
 
 
 def _expected_end(report: LeaseProgress, steps_per_s: float, now: datetime) -> datetime | None:

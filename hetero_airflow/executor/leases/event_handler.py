@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from hetero_airflow.contract.failures import evidence_of_loss
+from hetero_airflow.engines.circuit_breaker import make_call
 from hetero_airflow.engines.engine import AirflowEngine, termination_cause_of
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.cached_store import KnownWorkers
@@ -23,8 +26,11 @@ from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.runtime.task_lease import task_lease
 from hetero_airflow.store.sql.store import SqlStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,7 +52,7 @@ class LeaseEventHandler:
     def handle(self, events: Iterable[LeaseEvent], now: datetime) -> None:
         """Act on events. If an outage of the store ends this early, the next call handles the events that are left."""
         self._events.extend(events)
-        while self._events:
+        for _ in range(len(self._events)):
             match self._events.popleft():
                 case LeaseFreed() as freed:
                     self.take_freed(freed, now)
@@ -54,19 +60,43 @@ class LeaseEventHandler:
                     self.callbacks.report(key, "success", None)
                 case StartFailed(task, lease):
                     self.queue.return_task(task, lease)
-                case RunLost(key, _, cause) as lost:
-                    if not self.send_back(lost, now):
-                        self.callbacks.report(key, "failed", f"HeteroExecutor: {cause}")
-                    self.keeper.end(key, cause, LeaseState.EVICTED)
+                case RunLost() as lost:
+                    self._take_lost(lost, now)
+
+    def _take_lost(self, lost: RunLost, now: datetime) -> None:
+        """Send a lost task back, or report that it failed; in the next call if it is not known yet what becomes of it.
+
+        Meanwhile it may be found to be lost again, or its end be reported.
+        """
+        key, lease, cause = lost
+        if key not in self.keeper.running or self.keeper.running[key].lease.id != lease.id:
+            return
+        is_sent_back = self.send_back(lost, now)
+        if is_sent_back is None:
+            self._events.append(lost)
+            return
+        if not is_sent_back:
+            self.callbacks.report(key, "failed", f"HeteroExecutor: {cause}")
+        self.keeper.end(key, cause, LeaseState.EVICTED)
+
+    def free_ended(self, now: datetime) -> None:
+        """Free the leases of ended tasks, and act on that."""
+        self.handle(self.keeper.free_ended(now, self.explain), now)
+
+    def explain(self, key: Any, lease: Lease, end: RunEnd | None) -> Future[Failure | None]:
+        """The failure that a run recorded; None if it finished, or recorded none."""
+        if end is RunEnd.FINISHED:
+            return make_call(lambda: None)
+        return self.recovery.failure_of_lease(key, lease.token, self.health.host.fatal_xids(lease))
 
     def take_freed(self, freed: LeaseFreed, now: datetime) -> None:
         """Record the attained service of a lease, and what its failure says about its devices."""
-        key, lease, end = freed
+        key, lease, end, answer = freed
         self.queue.attained_service.end(lease, self.workers.current().get(lease.worker_id), end, now)
-        if end is not RunEnd.FINISHED:
-            failure = self.recovery.failure_of_lease(key, lease.token, self.health.host.fatal_xids(lease))
-            if failure is not None:
-                self.health.report(failure, f"{key.dag_id}.{key.task_id}")
+        if (error := answer.exception()) is not None:
+            log.warning("It is unknown whether a device caused the failure of %s: %s", key, error)
+        elif (failure := answer.result()) is not None:
+            self.health.report(failure, f"{key.dag_id}.{key.task_id}")
         self.spans.end_lease(key, lease, end, now)
 
     def keep_again(self, failed: RunningTask | None, now: datetime) -> bool:
@@ -95,8 +125,8 @@ class LeaseEventHandler:
         self.queue.return_task(task, lease, not_before=not_before)
         return True
 
-    def send_back(self, lost: RunLost, now: datetime) -> bool:
-        """Requeue a task whose process is lost. Returns whether that was done, now or before."""
+    def send_back(self, lost: RunLost, now: datetime) -> bool | None:
+        """Requeue a task whose process is lost. Returns whether that was done, now or before; None: not known yet."""
         key, lease, _ = lost
         if key in self.queue.tasks:  # its supervisor has reported how it ended, and Airflow has queued it again
             return True

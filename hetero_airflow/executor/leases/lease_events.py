@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import RunEnd
+from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.runtime.task_lease import TaskLease
 
 
@@ -17,6 +19,8 @@ class LeaseFreed(NamedTuple):
     lease: Lease
     end: RunEnd | None
     """How the run ended; None if its process was lost."""
+    failure: Future[Failure | None]
+    """What its task recorded of its failure, or why that can't be read."""
 
 
 class RunLost(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -19,7 +20,9 @@ from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEven
 from hetero_airflow.executor.leases.lease_use import LeaseUse, has_begun, is_running, lease_use, process_of_lease
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import History, Store
 
@@ -36,6 +39,10 @@ _WATCH_EVERY_S = 5.0
 
 _MAX_UNREPORTED = 10_000
 """Number of tasks that are remembered because the engine has not reported their end."""
+
+
+Explain = Callable[[Any, Lease, RunEnd | None], Future[Failure | None]]
+"""Returns the failure that a run under a lease recorded, from its task's key, the lease and how the run ended."""
 
 
 class LeaseStore(Store, History, Protocol):
@@ -137,8 +144,11 @@ class LeaseKeeper:
         """Lease id → whether a process of it runs."""
         return self._engine.liveness_of([self._leased_process(lease, process) for lease, process in tasks])
 
-    def free_ended(self, now: datetime) -> list[LeaseFreed]:
-        """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
+    def free_ended(self, now: datetime, explain: Explain) -> list[LeaseFreed]:
+        """Free the leases of ended tasks whose processes are gone; stop the processes that are left.
+
+        :param explain: the failure of a run, which may be its device's: the lease is freed when that is known
+        """
         self._now = now
         process_of = self._processes_of_ending()
         if not process_of:
@@ -149,14 +159,16 @@ class LeaseKeeper:
         for task in alive:
             self._stop(task, process_of[task.lease.id], now)
         gone_tasks = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
-        moves = [final_move(task, process_of[task.lease.id]) for task in gone_tasks]
+        ends = [(task, final_move(task, process_of[task.lease.id])) for task in gone_tasks]
+        explained = [(task, move, explain(task.key, task.lease, move.end)) for task, move in ends]
+        over = [end for end in explained if end[2].done()]
         freed = []
-        for task, move, outcome in zip(gone_tasks, moves, self._store.move(moves, now), strict=True):
+        for (task, move, failure), outcome in zip(over, self._store.move([end[1] for end in over], now), strict=True):
             del self._ending[task.lease.id]
             if isinstance(outcome, StoreError):
                 log.info("A lease had already ended: %s", outcome)
             else:
-                freed.append(LeaseFreed(task.key, task.lease, move.end))
+                freed.append(LeaseFreed(task.key, task.lease, move.end, failure))
         return freed
 
     def _processes_of_ending(self) -> dict[str, TaskProcess]:

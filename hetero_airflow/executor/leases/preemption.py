@@ -12,12 +12,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from pydantic import ValidationError
 
 from hetero_airflow.clock import Clock
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
-from hetero_airflow.executor.airflow_db.state_store import read_states, write_state
+from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
@@ -46,8 +47,16 @@ class PreemptionNotices:
     """Preempts the tasks that run here; the cycle's `Preemptor`."""
 
     def __init__(
-        self, store: Store, keeper: LeaseKeeper, tasks: TaskInstances, grace_s: float, note: Note, clock: Clock
+        self,
+        store: Store,
+        keeper: LeaseKeeper,
+        tasks: TaskInstances,
+        grace_s: float,
+        note: Note,
+        clock: Clock,
+        states: StateCalls,
     ) -> None:
+        self._states = states
         self._store = store
         self._keeper = keeper
         self._tasks = tasks
@@ -74,10 +83,9 @@ class PreemptionNotices:
             return
         notice = Notice(cause=cause, by=now + (self._grace if grace is None else grace))
         self._notified[lease.id] = _Notified(task, notice)
-        try:
-            write_state(task.key, PREEMPT, LeaseNotice(lease_id=lease.id, notice=notice).model_dump_json())
-        except Exception as error:  # noqa: BLE001  any backend may be configured; the task is stopped after the grace time
-            log.warning("%s could not be told to save. It is stopped at %s: %s", task.key, notice.by, error)
+        text = LeaseNotice(lease_id=lease.id, notice=notice).model_dump_json()
+        loss = f"{task.key} could not be told to save. It is stopped at {notice.by}"
+        self._states.keep((task.key, PREEMPT), partial(write_state, task.key, PREEMPT, text), loss)
         self._note(task.key, f"preempted: {cause}. It has until {notice.by:%H:%M:%S} UTC to save, and goes on later.")
 
     def force_overdue(self, now: datetime) -> None:
@@ -98,21 +106,24 @@ class PreemptionNotices:
     def saved(self) -> Sequence[CheckpointSaved]:
         """The leases whose tasks have published a checkpoint since the last call."""
         running = {task.key: task.lease for task in self._keeper.running.values()}
-        try:
-            texts = read_states(running, PROGRESS)
-        except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
+        answer = self._states.ask("progress", partial(read_states, list(running), PROGRESS))
+        if not answer.done():
+            return ()
+        if (error := answer.exception()) is not None:  # the next call reads it again
             log.warning("The progress of tasks can't be read: %s", error)
             return ()
         live = {lease.id for lease in running.values()}
         self._saved = {id_: at for id_, at in self._saved.items() if id_ in live}
         events = []
-        for key, text in texts.items():
+        for key, text in answer.result().items():
             try:
                 reported = LeaseProgress.model_validate_json(text)
             except ValidationError:
                 continue
-            at, lease = reported.progress.saved_at, running[key]
-            if reported.lease_id == lease.id and at is not None and self._saved.get(lease.id) != at:
+            at, lease = reported.progress.saved_at, running.get(key)
+            if lease is None or reported.lease_id != lease.id:
+                continue
+            if at is not None and self._saved.get(lease.id) != at:
                 self._saved[lease.id] = at
                 events.append(CheckpointSaved(lease.id, lease.token))
         return events

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from hetero_airflow.contract.failures import failure_of, with_xid_cause
 from hetero_airflow.contract.state_keys import FAILURES
-from hetero_airflow.executor.airflow_db.state_store import read_states, write_state
+from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import Note
 from hetero_airflow.matching.shapes import Shapes
@@ -41,18 +43,19 @@ class PreviousRuns:
 class TaskRecovery:
     """Applies the recovery rules to what the task state store has about earlier runs."""
 
-    def __init__(self, tasks: TaskInstances, rules: Rules, note: Note) -> None:
+    def __init__(self, tasks: TaskInstances, rules: Rules, note: Note, states: StateCalls) -> None:
+        self._states = states
         self._tasks = tasks
         self._rules = rules
         self._note = note
         self._shapes = Shapes()
         self._marked: tuple[tuple[Worker, ...], tuple[PendingRequest, ...], tuple[Worker, ...]] = ((), (), ())
 
-    def send_back(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool:
+    def send_back(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool | None:
         """Requeue a task whose process and supervisor are gone, if the rules allow it.
 
         Returns whether that was done, or another scheduler or a user has decided meanwhile what becomes of the task. If
-        not, Airflow fails or retries it.
+        not, Airflow fails or retries it. None while the task state store has not answered: call this again.
 
         :param evidence: what is known about their end
         """
@@ -60,14 +63,14 @@ class TaskRecovery:
         if epoch is None:
             return False
         failure = failure_of(evidence, lease, epoch, now)
-        records = self._read([key]).get(key)
-        has_retries = key.try_number <= epoch
-        decision = decide(failure, load_failures(records), self._rules, has_retries=has_retries)
-        try:
-            write_state(key, FAILURES, json.dumps(keep_failure(records, failure)))
-        except Exception as error:  # noqa: BLE001  any backend may be configured; without a record its budget is not counted
+        answer = self._states.ask(("lost", lease.token), partial(_record, key, failure))
+        if not answer.done():
+            return None
+        if (error := answer.exception()) is not None:  # without a record its budget is not counted
             log.warning("Can't record that %s was lost. Airflow's retries decide what happens: %s", key, error)
             return False
+        has_retries = key.try_number <= epoch
+        decision = decide(failure, load_failures(answer.result()), self._rules, has_retries=has_retries)
         self._note(key, decision.message)
         if not isinstance(decision, Requeue):
             return False
@@ -76,26 +79,16 @@ class TaskRecovery:
             log.info("%s was lost, and its state in Airflow has changed since. Nothing is reported.", key)
         return True
 
-    def failure_of_lease(self, key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Failure | None:
+    def failure_of_lease(self, key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Future[Failure | None]:
         """The failure that a task recorded under the lease with that token.
 
         :param xids: (device id, XID) of the fatal errors that the driver reported for its devices while it ran; if
             they say more than the task knew, the record is changed
         """
-        records = self._read([key]).get(key)
-        recorded = next((failure for failure in load_failures(records) if failure.token == token), None)
-        if recorded is None:
-            return None
-        failure = with_xid_cause(recorded, xids)
-        if failure != recorded:
-            try:
-                write_state(key, FAILURES, json.dumps(replace_failure(records, failure)))
-            except Exception as error:  # noqa: BLE001  any backend may be configured
-                log.warning("Can't record that a device caused the failure of %s: %s", key, error)
-        return failure
+        return self._states.ask(("failure", token), partial(_failure_of_lease, key, token, xids))
 
-    def previous_runs(self, tasks: Mapping[str, tuple[Any, int]]) -> dict[str, PreviousRuns]:
-        """Request id → earlier runs, for those of the tasks that have run before.
+    def previous_runs(self, tasks: Mapping[str, tuple[Any, int]]) -> dict[str, PreviousRuns | None]:
+        """Request id → earlier runs, for those of the tasks that have run before; None while they are not read yet.
 
         :param tasks: request id → (key, try number) of tasks that have just begun to wait
         """
@@ -104,8 +97,17 @@ class TaskRecovery:
         if not again:
             return {}
         epochs = self._tasks.epochs(again)
-        records = self._read([tasks[id_][0] for id_ in epochs])
-        return {id_: PreviousRuns(epoch, load_failures(records.get(tasks[id_][0]))) for id_, epoch in epochs.items()}
+        keys = {id_: tasks[id_][0] for id_ in epochs}
+        answer = self._states.ask("earlier failures", lambda: {id_: _read([key]).get(key) for id_, key in keys.items()})
+        if not answer.done():
+            return dict.fromkeys(epochs)
+        if (error := answer.exception()) is not None:
+            log.warning("The earlier failures of tasks can't be read: %s", error)
+        records = dict.fromkeys(epochs) if error is not None else answer.result()  # perhaps that of an earlier call
+        return {
+            id_: PreviousRuns(epoch, load_failures(records[id_])) if id_ in records else None
+            for id_, epoch in epochs.items()
+        }
 
     def adjust(
         self,
@@ -148,13 +150,29 @@ class TaskRecovery:
             self._marked = workers, pending, with_avoided_labels(workers, avoiding) if avoiding else workers
         return self._marked[2]
 
-    def _read(self, keys: Collection[Any]) -> dict[Any, Any]:
-        """Key → the records as stored; empty if the backend fails: then no earlier failure is known."""
+
+def _read(keys: Collection[Any]) -> dict[Any, Any]:
+    """Key → the records as stored."""
+    return {key: json.loads(text) for key, text in read_states(keys, FAILURES).items()}
+
+
+def _record(key: Any, failure: Failure) -> Any:
+    """Add a failure to a task's records. Returns them as they were."""
+    records = _read([key]).get(key)
+    write_state(key, FAILURES, json.dumps(keep_failure(records, failure)))
+    return records
+
+
+def _failure_of_lease(key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Failure | None:
+    records = _read([key]).get(key)
+    recorded = next((failure for failure in load_failures(records) if failure.token == token), None)
+    failure = recorded and with_xid_cause(recorded, xids)
+    if failure is not None and failure != recorded:
         try:
-            return {key: json.loads(text) for key, text in read_states(keys, FAILURES).items()}
+            write_state(key, FAILURES, json.dumps(replace_failure(records, failure)))
         except Exception as error:  # noqa: BLE001  any backend may be configured
-            log.warning("The earlier failures of tasks can't be read: %s", error)
-            return {}
+            log.warning("Can't record that a device caused the failure of %s: %s", key, error)
+    return failure
 
 
 def _start_failure(lease: TaskLease, epoch: int, now: datetime) -> Failure:

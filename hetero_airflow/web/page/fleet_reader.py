@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 from airflow.models.taskinstancekey import TaskInstanceKey
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
-from hetero_airflow.executor.airflow_db.state_store import read_states
+from hetero_airflow.executor.airflow_db.state_store import CALL_LIMIT_S, StateCalls, read_states
 from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -30,6 +30,7 @@ class FleetReader:
         self._lock = threading.Lock()
         self._readings: tuple[int, dict[tuple[str, str], Telemetry]] = (0, {})
         self._wanted: tuple[Snapshot, WantedWorkers] | None = None
+        self._states = StateCalls()
 
     @cached_property
     def store(self) -> SqlStore:
@@ -63,25 +64,25 @@ class FleetReader:
                 self._wanted = snapshot, wanted_workers(snapshot)
             return self._wanted[1]
 
+    def progress(self, pending: PendingRequest, lease_id: str | None) -> Progress | None:
+        """What the task last reported under a lease; None if it reported nothing, or if it can't be read.
+
+        The state backend can be a service, which may raise any error; the tab does without the progress then.
+        """
+        if lease_id is None:
+            return None
+        key = TaskInstanceKey(
+            pending.dag_id, pending.task_id, pending.run_id, pending.try_number, map_index=pending.map_index
+        )
+        answer = self._states.ask(object(), partial(read_states, [key], PROGRESS))
+        try:
+            texts = answer.result(CALL_LIMIT_S)
+            report = LeaseProgress.model_validate_json(texts[key]) if key in texts else None
+        except (SQLAlchemyError, OSError, ValueError, RuntimeError):
+            return None
+        return report.progress if report is not None and report.lease_id == lease_id else None
+
 
 def readings_period(now: datetime) -> int:
     """The number of the period in which readings are not read again."""
     return int(now.timestamp() // READINGS_S)
-
-
-def read_progress(pending: PendingRequest, lease_id: str | None) -> Progress | None:
-    """What the task last reported under a lease; None if it reported nothing, or if it can't be read.
-
-    The state backend can be a service, which may raise any error; the tab does without the progress then.
-    """
-    if lease_id is None:
-        return None
-    try:
-        key = TaskInstanceKey(
-            pending.dag_id, pending.task_id, pending.run_id, pending.try_number, map_index=pending.map_index
-        )
-        texts = read_states([key], PROGRESS)
-        report = LeaseProgress.model_validate_json(texts[key]) if key in texts else None
-    except (SQLAlchemyError, OSError, ValueError, RuntimeError):
-        return None
-    return report.progress if report is not None and report.lease_id == lease_id else None

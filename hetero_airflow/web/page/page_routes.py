@@ -30,7 +30,7 @@ from hetero_airflow.web.bodies import read_bounded
 from hetero_airflow.web.page.bundle import BUNDLE, ICON
 from hetero_airflow.web.page.etags import conditional
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
-from hetero_airflow.web.page.fleet_reader import FleetReader, read_progress, readings_period
+from hetero_airflow.web.page.fleet_reader import FleetReader, readings_period
 from hetero_airflow.web.page.fleet_rows import FleetMap, FleetSummary, FleetTable, WorkerFacts
 from hetero_airflow.web.page.fleet_view import fleet_map, fleet_summary, fleet_table, worker_facts
 from hetero_airflow.web.page.forecasts import FRESH_S, Forecasts, StartForecast
@@ -228,7 +228,7 @@ class PageRoutes:
         now, readable, sees_fleet = datetime.now(UTC), readable_dags(user), may_see_fleet(user)
         plain, history = self._fleet.store.snapshot(), self._history(dag_id, run_id, task_id, map_index)
         live = history.leases[-1].id if history is not None and history.leases else None
-        progress = read_progress(history.pending, live) if history is not None else None
+        progress = self._fleet.progress(history.pending, live) if history is not None else None
 
         def make() -> Placement:
             with read_transaction(self._fleet.engine()) as connection:

@@ -177,6 +177,12 @@ def test_a_task_that_never_ran_before_costs_no_look_into_the_state_store(bench, 
     assert bench.started == ["a"]
 
 
+def free(bench, key, lease):
+    """The processes of a run that was lost are gone."""
+    events = bench.dispatcher.lease_events
+    events.take_freed(LeaseFreed(key, lease, None, events.explain(key, lease, None)), bench.clock.now())
+
+
 def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, states):
     reported = []
     bench.dispatcher._health.report = lambda failure, task: reported.append((failure.failure_class, task))
@@ -185,7 +191,7 @@ def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, stat
     (key,) = bench.keeper.running
     states[key] = [failure(failure_class="hardware", token=lease.token)]
     for freed in (lease, lease.model_copy(update={"token": 99})):
-        bench.dispatcher.lease_events.take_freed(LeaseFreed(key, freed, None), bench.clock.now())
+        free(bench, key, freed)
     assert reported == [("hardware", "dag.a")]
 
 
@@ -198,7 +204,7 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     device_id = lease.claims[0].device_id
     fields = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
     states[key] = [failure(failure_class="hardware", token=lease.token, **fields)]
-    bench.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), bench.clock.now())
+    free(bench, key, lease)
     bench.beat()
     assert [(hold.device_id, hold.kind) for hold in bench.store.snapshot().holds] == [(device_id, HoldKind.QUARANTINED)]
 
@@ -252,7 +258,7 @@ def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_ha
         failure(failure_class=before, token=lease.token, worker="worker-a", device_ids=("GPU-0",)),
     ]
     hear_xid(listening, 79, device_id)
-    listening.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), listening.clock.now())
+    free(listening, key, lease)
     assert states[key][0] == {"failure_class": "network"} | states[key][0]
     assert states[key][1]["failure_class"] == after
     listening.beat()
@@ -267,7 +273,7 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
     id_ = listening.start("a")
     (key,) = listening.keeper.running
     states[key] = [failure(token=listening.lease(id_).token, failure_class="unknown", device_ids=("GPU-0",))]
-    listening.dispatcher.lease_events.take_freed(LeaseFreed(key, listening.lease(id_), None), listening.clock.now())
+    free(listening, key, listening.lease(id_))
     assert states[key][0]["failure_class"] == "unknown"
 
 

@@ -149,7 +149,7 @@ def test_the_end_of_a_lease_that_another_scheduler_ended_says_nothing(schedulers
     first.keeper.end("a", "the task ended")
     move_lease(first.store, lease.id, lease.token, LeaseState.RELEASED, first.clock.now())
     first.engine.alive.clear()
-    assert first.keeper.free_ended(first.clock.now()) == []
+    assert first.keeper.free_ended(first.clock.now(), first.dispatcher.lease_events.explain) == []
     assert first.keeper.request_ids() == set()
 
 
