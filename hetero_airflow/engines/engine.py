@@ -127,6 +127,8 @@ class LeaseStatus:
     """Why the work does not run yet; None once it runs."""
     termination_cause: TerminationCause | None = None
     """The cause of the end, if no other process reports it; None for any other end, and before the end."""
+    refusal: str = ""
+    """The quota that does not let it start on any worker now; empty if none is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,9 +153,10 @@ class TaskQueue:
         """Keep a task until it has its devices. Uses no database: the scheduler is inside a transaction."""
         self.tasks[workload.key] = PendingTask(workload, requested, since)
 
-    def return_task(self, task: PendingTask, lease: TaskLease, *, not_before: datetime | None = None) -> None:
+    def return_task(self, task: PendingTask, lease: TaskLease | None, *, not_before: datetime | None = None) -> None:
         """Keep a task again that did not start where it was placed. If Airflow has queued it again, it had started.
 
+        :param lease: the one under which it did not start; None if its worker has no part in that
         :param not_before: its start failed, and is tried again then; None if it was no fault of what starts it
         """
         if task.workload.key not in self.tasks:
@@ -163,7 +164,7 @@ class TaskQueue:
                 task.workload,
                 task.requested,
                 task.since,
-                not_started=(*task.not_started, lease),
+                not_started=task.not_started if lease is None else (*task.not_started, lease),
                 failed_starts=0 if not_before is None else task.failed_starts + 1,
                 not_before=not_before,
             )

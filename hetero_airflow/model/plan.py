@@ -51,7 +51,7 @@ class ReasonCode(StrEnum):
     SOONER = "sooner"
     """It fits and is free, but the task would probably end sooner on other devices that are not free yet."""
     QUOTA = "quota"
-    """Its team has as many devices as its quota allows, and others wait for the rest."""
+    """Its team, or its namespace in a cluster, has as many devices as its quota allows."""
     SLOTS = "slots"
     """It fits and is free, but the engine has no free process for the task."""
     API_SERVER = "api_server"

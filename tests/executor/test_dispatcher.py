@@ -1,3 +1,4 @@
+import itertools
 from contextlib import closing
 from datetime import timedelta
 
@@ -5,7 +6,7 @@ import pytest
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.discovery.inventory_watch import with_missing_devices
-from hetero_airflow.engines.engine import EngineTraits
+from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, TerminationCause
 from hetero_airflow.errors import EngineError, GrantRefused, StoreUnavailable
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.device import Telemetry
@@ -444,6 +445,27 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
     assert "hetero_airflow can't send a job with 40 devices; found 3000 characters. Ask for fewer." in reason
     snapshot = bench.store.snapshot()
     assert (bench.dispatcher.queue.tasks, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
+
+
+def test_a_task_that_a_quota_of_its_cluster_refuses_is_tried_again_after_growing_pauses(bench):
+    quota = "exceeded quota: gpus, requested: count/resourceclaims.resource.k8s.io=1"
+    status = LeaseStatus("pod default/a (deleted)", None, TerminationCause(), quota)
+    bench.on_a_cluster({})
+    bench.engine.cluster.status = lambda id_: status
+    bench.hold("a")
+    times, seconds = [], 0
+    while seconds < 3600:
+        bench.beat(5)
+        seconds += 5
+        times += [seconds] * (len(bench.started) - len(times))
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600], "an hour; one a minute would be 60"
+    assert bench.store.request_history("dag", "run", "a", -1).cause == f"its cluster refused it: {quota}"
+    assert bench.reports == []
+    bench.engine.cluster.status = lambda id_: LeaseStatus()
+    bench.engine.in_hand = {bench.dispatcher.queue.tasks["a"].request_id}
+    bench.beat(600)
+    assert len(bench.started) == len(times) + 1
 
 
 def test_a_scheduler_notes_its_last_decision_every_five_seconds_also_without_work(bench):

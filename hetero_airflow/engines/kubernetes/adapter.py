@@ -10,15 +10,20 @@ from typing import Any
 
 from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.kubernetes.claims.claim_client import KnownTemplates
+from hetero_airflow.engines.kubernetes.claims.claim_refusals import ClaimRefusals
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
+from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.model.worker import Worker
 
 UNSCHEDULABLE_TIMEOUT_S = 60.0
 """A pod that stays unschedulable on its node for this long is deleted, and its task is placed again."""
+
+_CLAIM_TIMEOUT_S = 5.0
+"""A pod that has waited for its claim for this long may have been refused it."""
 
 _LATE_POD_AFTER_S = 10.0
 """A pod that runs for so long after its lease has ended is deleted. Our watch may see an end later than that."""
@@ -68,10 +73,11 @@ class ClusterAdapter:
         """Lease → when it ended. Nothing of it runs, and no pod is made for it."""
         self.unseen = UnseenPods(executor.calls, view.find_pods, now)
         self.templates = KnownTemplates(now)
+        self.refusals = ClaimRefusals(executor.calls)
         self._marked_for_deletion: dict[str, None] = {}
         """Leases whose pods must end."""
         self._unschedulable_since: dict[str, float] = {}
-        """Lease → since when its pod is unschedulable."""
+        """Lease → since when its pod is unschedulable, or waits for its claim."""
 
     @property
     def problem(self) -> str | None:
@@ -130,7 +136,10 @@ class ClusterAdapter:
         if not pod.is_over and pod.node is not None and self.view.is_lost(self.view.worker_id(pod.node)):
             message = f"node {pod.node} was lost, and with it {pod}"
         reason = None if pod.is_over else pod.state.reason(f"a container in {pod.namespace}/{pod.name}")
-        return LeaseStatus(message, reason, pod.termination_cause)
+        refusal = self.refusals.text(lease_id)
+        if refusal and reason is not None:
+            reason = Reason(ReasonCode.QUOTA, f"a claim for {pod.namespace}/{pod.name}", refusal)
+        return LeaseStatus(message, reason, pod.termination_cause, refusal)
 
     def liveness(self, process: LeasedProcess) -> Liveness:
         """Whether a process of a lease runs, or may still run.
@@ -265,14 +274,18 @@ class ClusterAdapter:
         return not self.unseen.is_absent(lease_id, float("-inf") if task is None else task.at)
 
     def _check_start(self, pod: LeasedPod) -> None:
-        """Take a pod back that stays unschedulable, or that is too late for its token."""
+        """Take a pod back that stays unschedulable, is refused its claim, or is too late for its token."""
         if not pod.is_waiting or pod.lease_id in self._marked_for_deletion:
             return
         now, problem = self._now(), ""
-        if pod.state.cause is PodCause.UNSCHEDULABLE:
-            if now - self._unschedulable_since.setdefault(pod.lease_id, now) >= UNSCHEDULABLE_TIMEOUT_S:
+        may_lack_claim = pod.has_claim and pod.state.may_lack_claim
+        if pod.state.cause is PodCause.UNSCHEDULABLE or may_lack_claim:
+            waited_s = now - self._unschedulable_since.setdefault(pod.lease_id, now)
+            if pod.state.cause is PodCause.UNSCHEDULABLE and waited_s >= UNSCHEDULABLE_TIMEOUT_S:
                 problem = f"has been unschedulable on its node for {UNSCHEDULABLE_TIMEOUT_S:g} s"
                 self.templates.forget()
+            elif may_lack_claim and waited_s >= _CLAIM_TIMEOUT_S:
+                problem = self._claim_problem(pod)
         else:
             self._unschedulable_since.pop(pod.lease_id, None)
         task = self._task_of(pod.lease_id)
@@ -281,6 +294,13 @@ class ClusterAdapter:
         if problem:
             log.warning("%s %s: its task is placed again.", str(pod), problem)
             self.mark_for_deletion(pod.lease_id)
+
+    def _claim_problem(self, pod: LeasedPod) -> str:
+        """Why a pod gets no claim; empty if no quota is known to refuse it."""
+        if refusal := self.refusals.text(pod.lease_id):
+            return f"is refused its claim ({refusal})"
+        self.refusals.look(pod)
+        return ""
 
     def _task_of(self, lease_id: str) -> HandedOverTask | None:
         return next((task for task in self.handed_over.values() if task.lease_id == lease_id), None)

@@ -27,10 +27,14 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.recovery.rules import Action, Rule
 from hetero_airflow.runtime.task_lease import task_lease
 from hetero_airflow.store.sql.store import SqlStore
 
 log = logging.getLogger(__name__)
+
+_AFTER_REFUSAL = Rule(Action.REQUEUE, times=None, delay_s=10.0)
+"""The pauses after refusals by a quota: 10 s, 20 s and so on up to 10 minutes."""
 
 
 @dataclass
@@ -58,10 +62,20 @@ class LeaseEventHandler:
                     self.take_freed(freed, now)
                 case EndUnreported(key):
                     self.callbacks.report(key, "success", None)
-                case StartFailed(task, lease):
+                case StartFailed(task, lease, ""):
                     self.queue.return_task(task, lease)
+                case StartFailed() as refused:
+                    self._take_refused(refused, now)
                 case RunLost() as lost:
                     self._take_lost(lost, now)
+
+    def _take_refused(self, failed: StartFailed, now: datetime) -> None:
+        """Keep a task again that a quota of its cluster refused. The pause before the next try grows."""
+        task, lease, refusal = failed
+        delay_s = _AFTER_REFUSAL.delay_after_s(task.failed_starts) or 0.0
+        text = f"The cluster refused it on {lease.worker}: {refusal}. It is tried again in {delay_s:g} s."
+        write_task_log(task.workload.log_path, f"{text} This uses no retry.", now, "warning")
+        self.queue.return_task(task, None, not_before=now + timedelta(seconds=delay_s))
 
     def _take_lost(self, lost: RunLost, now: datetime) -> None:
         """Send a lost task back, or report that it failed; in the next call if it is not known yet what becomes of it.

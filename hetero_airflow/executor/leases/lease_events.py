@@ -36,6 +36,8 @@ class StartFailed(NamedTuple):
 
     task: PendingTask
     lease: TaskLease
+    refusal: str = ""
+    """The quota of its cluster that did not let it start; empty for any other cause."""
 
 
 class EndUnreported(NamedTuple):

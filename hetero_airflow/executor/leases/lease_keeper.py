@@ -275,9 +275,11 @@ class LeaseKeeper:
             self.end(key, "its task was queued again")  # it was adopted while it ran
             return []
         if process.state == "queued" and task.start is not None and not has_run:
-            log.warning("The engine lost %s before it started. The task waits again.", key)
-            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_started=False)
-            return [StartFailed(*task.start)]
+            refusal = self._engine.cluster.status(task.lease.id).refusal if self._engine.cluster is not None else ""
+            lost = f"its cluster refused it: {refusal}" if refusal else "the engine lost the task before it began"
+            log.warning("%s did not start: %s. The task waits again.", key, lost)
+            self.end(key, lost, LeaseState.EVICTED, has_started=False)
+            return [StartFailed(*task.start, refusal)]
         if task.is_heartbeat_lost:
             return [RunLost(key, task.lease, "Airflow has not heard of it for too long")]
         status = self._engine.cluster.status(task.lease.id).message if self._engine.cluster is not None else None

@@ -64,7 +64,8 @@ class FakeApi:
     def have_claims(self, *device_classes):
         """From now on it is a cluster with dynamic resource allocation."""
         self.objects |= {
-            kind: {} for kind in ("resourceslices", "resourceclaims", "deviceclasses", "resourceclaimtemplates")
+            kind: {}
+            for kind in ("resourceslices", "resourceclaims", "deviceclasses", "resourceclaimtemplates", "events")
         }
         for name in device_classes:
             self.put("deviceclasses", {"metadata": {"name": name}, "spec": {}})
@@ -166,7 +167,9 @@ def matches(query, item):
             return False
     fields = {"spec.nodeName": item.get("spec", {}).get("nodeName", ""),
               "status.phase": item.get("status", {}).get("phase", ""),
-              "metadata.name": item["metadata"]["name"]}  # fmt: skip
+              "metadata.name": item["metadata"]["name"],
+              "involvedObject.uid": item.get("involvedObject", {}).get("uid", ""),
+              "reason": item.get("reason", "")}  # fmt: skip
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         name, _, value = term.partition("!=") if "!=" in term else term.partition("=")
         if (fields[name] == value) == ("!=" in term):

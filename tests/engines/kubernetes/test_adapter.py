@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCause
@@ -6,9 +8,16 @@ from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.engines.kubernetes.unseen_pods import ASK_AFTER_S, UnseenPods
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod
+from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.testing import a_lease
 
 LEASE = a_lease("r", "gpu-1")
+WAITS_FOR_CLAIM = (
+    'pod "ns/p": ResourceClaim not created yet',
+    '0/1 nodes are available: 1 waiting for dynamic resource controller to create the resourceclaim "p-d".',
+)
+"""Messages of Kubernetes' scheduler: of 1.28 and later, and before that."""
+QUOTA = "exceeded quota: gpus, requested: count/resourceclaims.resource.k8s.io=1, used: …=1, limited: …=1"
 
 
 class StandInCluster:
@@ -37,12 +46,14 @@ class StandInCalls:
     """Answers at once, if the cluster answers."""
 
     def __init__(self):
-        self.keys, self.answers = [], True
+        self.keys, self.answers, self.api = [], True, None
 
-    def put(self, key, make, on_answer=None, **options):
+    def put(self, key, make, on_answer=None, again_after_s=0.0, **options):
+        if again_after_s == float("inf") and key in self.keys:
+            return
         self.keys.append(key)
         if self.answers:
-            on_answer(make(None))
+            on_answer(make(self.api))
 
 
 class StandInApi:
@@ -74,9 +85,16 @@ class Bench:
         self.adapter.note_handed_over(key, LEASE.id)
         self.executor.running.add(key)
 
-    def put(self, cause=PodCause.RUNNING, exit_code=None, **fields):
-        state = PodState(cause, exit_code=exit_code)
+    def put(self, cause=PodCause.RUNNING, exit_code=None, message="", **fields):
+        state = PodState(cause, message, exit_code=exit_code)
         self.cluster.there[LEASE.id] = LeasedPod(LEASE.id, "p", "ns", "u", "gpu-1", state, **fields)
+
+    def refuse_claim(self, why):
+        """The cluster has an event of the pod."""
+        event = SimpleNamespace(message=f'PodResourceClaim d: create ResourceClaim : "p-d-x" is forbidden: {why}')
+        self.executor.calls.api = SimpleNamespace(
+            list_namespaced_event=lambda namespace, field_selector: SimpleNamespace(items=[event])
+        )
 
     def drop(self):
         self.cluster.deleted.add(self.cluster.there.pop(LEASE.id))
@@ -245,6 +263,40 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
     bench.look("queued")
     assert bench.delete_marked_pods() == [("p", None)]
     assert "has been unschedulable" in caplog.text
+
+
+@pytest.mark.parametrize("message", ["", *WAITS_FOR_CLAIM])
+def test_a_pod_whose_claim_a_quota_refuses_is_taken_back_and_the_quota_is_named(bench, message):
+    bench.hand_over()
+    bench.refuse_claim(QUOTA)
+    bench.put(PodCause.UNSCHEDULABLE if message else PodCause.UNASSIGNED, message=message, has_claim=True)
+    bench.look("queued")
+    assert bench.executor.calls.keys == [], "the event may come yet"
+    for bench.now in (5, 10):
+        assert bench.look("queued") is Liveness.ALIVE
+    assert bench.adapter.status(LEASE.id).wait_reason == Reason(ReasonCode.QUOTA, "a claim for ns/p", QUOTA)
+    assert bench.delete_marked_pods() == [("p", None)]
+    bench.drop()
+    assert (bench.look("queued"), bench.adapter.status(LEASE.id).refusal) == (Liveness.GONE, QUOTA)
+
+
+@pytest.mark.parametrize(
+    ("cause", "message", "has_claim", "reads"),
+    [
+        (PodCause.UNSCHEDULABLE, WAITS_FOR_CLAIM[0], True, 1),
+        (PodCause.UNSCHEDULABLE, "cannot allocate all claims", True, 0),
+        (PodCause.STARTING, "", True, 0),
+        (PodCause.UNASSIGNED, "", False, 0),
+    ],
+)
+def test_a_pod_that_no_quota_refuses_is_asked_about_once_at_most(bench, cause, message, has_claim, reads):
+    bench.hand_over()
+    bench.refuse_claim("no such template")
+    bench.put(cause, message=message, has_claim=has_claim)
+    for bench.now in (0, 5, 10, 59):
+        bench.look("queued")
+    assert (len(bench.executor.calls.keys), bench.adapter.status(LEASE.id).refusal) == (reads, "")
+    assert bench.delete_marked_pods() == []
 
 
 def test_a_pod_that_is_too_late_for_its_token_is_created_again(bench, caplog):

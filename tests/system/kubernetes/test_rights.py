@@ -21,7 +21,7 @@ from tests.waiting import eventually
 UNUSED = {
     ("nodes", "get"): "reads and watches come as one right, as in Kubernetes' own roles",
     ("pods", "get"): "DevicePodOperator reads its pod",
-    ("events", "list"): "DevicePodOperator tells of those of its pod",
+    ("events", "list"): "a quota that refuses a claim is named there; DevicePodOperator tells of those of its pod",
     ("events", "watch"): "and in Airflow's triggerer, where it is deferrable",
     ("pods/log", "get"): "Airflow's API server reads the logs of pods that run",
 }

@@ -29,7 +29,11 @@ MAX_MESSAGE = 1000
 _SIGNALLED = (137, 143)
 """Exit codes of SIGKILL and SIGTERM, with which a kubelet ends a container."""
 
-_BUSY = ("Insufficient", "cannot allocate all claims", "resourceclaim in use", "to create the resourceclaim")
+_CLAIM_TO_COME = ("ResourceClaim not created yet", "to create the resourceclaim")
+"""Words of Kubernetes' scheduler for a claim that does not exist yet: dynamic-resource-allocation/resourceclaim/
+claim.go, `ErrClaimNotFound`, and before Kubernetes 1.28."""
+
+_BUSY = ("Insufficient", "cannot allocate all claims", "resourceclaim in use", *_CLAIM_TO_COME)
 """Words of Kubernetes' scheduler for resources and claimed devices that others have, and for claims to come."""
 
 log = logging.getLogger(__name__)
@@ -45,6 +49,11 @@ class PodState:
     exit_code: int | None = None
     """Exit code of the container that had the devices."""
     node: str | None = None
+
+    @property
+    def may_lack_claim(self) -> bool:
+        """Whether a pod with a claim may still wait for it; the scheduler may not look at it before."""
+        return self.cause is PodCause.UNASSIGNED or any(map(self.message.__contains__, _CLAIM_TO_COME))
 
     @property
     def end(self) -> RunEnd | None:

@@ -110,3 +110,26 @@ def test_a_claim_of_somebody_else_that_names_our_pod_takes_its_device_out(api, c
     assert cluster.look(handed_over.lease) is Liveness.ALIVE
     api.drop("resourceclaims", "ours", "default")
     api.drop("resourceclaims", "theirs", "other")
+
+
+def test_the_quota_that_refuses_a_claim_is_read_from_the_pods_events(api, cluster, handed_over, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.engines.kubernetes.adapter._CLAIM_TIMEOUT_S", 0)
+    pod = cluster.made(handed_over.lease)
+    reference = {name: pod["metadata"][name] for name in ("name", "namespace", "uid")}
+    for number, uid in enumerate((reference["uid"], "another pod's")):
+        event = {
+            "metadata": {"name": f"e{number}", "namespace": "default"},
+            "involvedObject": {"kind": "Pod", **reference, "uid": uid},
+            "reason": "FailedResourceClaimCreation",
+            "message": "PodResourceClaim hetero-devices: create ResourceClaim : resourceclaims.resource.k8s.io "
+            f'"t-hetero-devices-x7k2p" is forbidden: exceeded quota: {"gpus" if number == 0 else "other"}, requested: '
+            "count/resourceclaims.resource.k8s.io=1, used: count/resourceclaims.resource.k8s.io=1, limited: "
+            "count/resourceclaims.resource.k8s.io=1",
+        }
+        api.put("events", event)
+    cluster.until(lambda: cluster.look(handed_over.lease, "queued") and cluster.status(handed_over.lease).refusal)
+    assert cluster.status(handed_over.lease).refusal.startswith("exceeded quota: gpus, requested: count/resource")
+    cluster.until(lambda: cluster.look(handed_over.lease, "queued") and api.deletions)
+    assert [name for name, _ in api.deletions] == [pod["metadata"]["name"]]
+    reads = [path for method, path, _ in api.requests if method == "GET" and path.endswith("/events")]
+    assert reads == ["/api/v1/namespaces/default/events"], "once"
