@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero_airflow.checkpoints.opening import check_url
+from hetero_airflow.checkpoints.fencing import record_key
+from hetero_airflow.checkpoints.opening import check_url, open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.contract.checkpoint_place import (
     CheckpointOptions,
@@ -20,9 +21,9 @@ from hetero_airflow.contract.checkpoint_place import (
 )
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.state_keys import CHECKPOINT
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.model.request_fields import unknown_field
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.validation import first_problem
 
@@ -97,6 +98,8 @@ def checkpoint_environment_set(
     variables = checkpoint_variables(context, arguments, lease, is_one_training=is_one_training)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
+    if arguments.url:
+        _record_key(CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]), lease)
     try:
         yield
     finally:
@@ -105,6 +108,13 @@ def checkpoint_environment_set(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _record_key(place: CheckpointPlace, lease: TaskLease | None) -> None:
+    """Record the scheduler's key in a store that only the task names. What fails here fails at the first save too."""
+    with suppress(HeteroError):
+        if lease is not None and (grant := lease_grant(lease, place.path)):
+            record_key(open_store(place), grant.key)
 
 
 def checkpoint_variables(

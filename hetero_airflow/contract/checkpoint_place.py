@@ -7,8 +7,9 @@ operator uses it for the checkpoints of its task, sensors and triggers for those
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from airflow.sdk import Connection
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.fencing import record_key
+from hetero_airflow.checkpoints.opening import open_store, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
 from hetero_airflow.errors import SettingsError, shorten
@@ -130,6 +133,31 @@ def credentials_of(connection: Any) -> Mapping[str, str]:
         ENDPOINT_VARIABLE: extra.get("endpoint_url"),
     }
     return {name: str(value) for name, value in variables.items() if value}
+
+
+def configured_store(options: CheckpointOptions) -> CheckpointStore:
+    """The store of the options. The connection's credentials stay in this process's environment.
+
+    :raises SettingsError: an option can't be used
+    """
+    credentials = store_credentials(options.conn_id)
+    os.environ.update(credentials)
+    return open_store(checkpoint_place("-", "-", "-", -1, options=options, credentials=credentials))
+
+
+def record_installation_key(key: str) -> None:
+    """Record the key that signs this installation's grants in the configured store, before tasks use it.
+
+    The default folder belongs to this host alone, so another key there is of a former database and is replaced. In a
+    configured store, which others may use, it stays.
+
+    :raises GrantRefused: the store has another installation's key
+    :raises HeteroError: the store can't be used
+    """
+    options = checkpoint_options()
+    if split_url(options.url).scheme == "file":
+        options = replace(options, conn_id="")  # a folder needs no connection
+    record_key(configured_store(options), key, replaces=options.is_default)
 
 
 def _text(name: str) -> str:

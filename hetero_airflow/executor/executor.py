@@ -34,6 +34,7 @@ from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.leases.adoption import Adoption
 from hetero_airflow.executor.leases.end_reports import EndReports
+from hetero_airflow.executor.store_key import start_recording
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.airflow_database import airflow_engine
@@ -79,8 +80,9 @@ class HeteroExecutor(BaseExecutor):
         configuration = read_configuration()
         ensure_pool(configuration.pool)
         close_in_children(airflow_engine())
-        store, signer = CachedSnapshotStore(airflow_engine()), grant_signer(airflow_engine())
+        store = CachedSnapshotStore(airflow_engine())
         store.snapshot()  # fails early, with a clear error
+        signer = grant_signer(airflow_engine())
         self._use(
             store,
             Dispatcher(
@@ -104,6 +106,7 @@ class HeteroExecutor(BaseExecutor):
         )
         workers = self._dispatcher.workers.current
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers, signer))
+        self._key_recording = start_recording(signer.public_key)
         self._starts_threads = True
 
     def _start_threads(self) -> None:

@@ -49,16 +49,16 @@ class Grant(BaseModel):
     """The public key, base64url."""
     signature: str = Field(max_length=128)
 
-    def check(self, *, token: int | None, task: str, key: str | None = None) -> None:
+    def check(self, *, token: int | None, task: str, key: str) -> None:
         """See that the grant is for this token and task.
 
-        :param key: the only key that counts; None: the grant's own
+        :param key: the installation's. Anyone can make a grant that fits its own key
         :raises GrantRefused: it is for something else, or the key did not sign it
         """
         asked = f"token {token} for {task}"
         if (self.token, self.task) != (token, task):
             raise _refused(asked, f"a grant for token {self.token} of {self.task}")
-        if key is not None and self.key != key:
+        if self.key != key:
             raise _refused(asked, "a grant that another key signed")
         try:
             Ed25519PublicKey.from_public_bytes(_decode(self.key)).verify(_decode(self.signature), self._content())
@@ -102,18 +102,20 @@ class GrantSigner:
     """Signs grants, and what a scheduler knows again as its own or as another one's of the same Airflow.
 
     >>> signer = GrantSigner(Ed25519PrivateKey.generate())
-    >>> signer.sign(lease="r1.7", token=7, task="etl/fit/r1/-1", start_by=0).check(token=7, task="etl/fit/r1/-1")
+    >>> grant = signer.sign(lease="r1.7", token=7, task="etl/fit/r1/-1", start_by=0)
+    >>> grant.check(token=7, task="etl/fit/r1/-1", key=signer.public_key)
     >>> signer.is_seal(signer.seal("pod", "a"), "pod", "a"), signer.is_seal(signer.seal("pod", "a"), "pod", "b")
     (True, False)
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
-        self._public_key = _encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+        self.public_key = _encode(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
+        """The installation's key as grants and checkpoint stores name it, base64url."""
 
     def sign(self, *, lease: str, token: int, task: str, start_by: int) -> Grant:
         """The grant for a lease."""
-        grant = Grant(lease=lease, token=token, task=task, start_by=start_by, key=self._public_key, signature="")
+        grant = Grant(lease=lease, token=token, task=task, start_by=start_by, key=self.public_key, signature="")
         return grant.model_copy(update={"signature": _encode(self._key.sign(grant._content()))})
 
     def seal(self, purpose: str, *parts: str) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
+from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import checkpoint_path
+from hetero_airflow.contract.checkpoint_place import checkpoint_options, record_installation_key
 from hetero_airflow.engines.lease_files import LeaseInUse
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.grant import Grant
@@ -43,6 +45,7 @@ def prepared_run(
             run = stack.enter_context(contained_run(lease, logger)) if lease else None
             if grant:  # from here on, the lease counts as long as this process
                 grant.check_start(datetime.now(UTC))
+                _record_key(grant, logger)
             stack.enter_context(bound_to_lease(lease) if lease else nullcontext())
             folder = stack.enter_context(control_folder())
         except LeaseInUse as error:
@@ -58,6 +61,8 @@ def prepared_run(
 def _checked_grant(task_instance: Any, lease: TaskLease) -> Grant | None:
     """The grant with which a scheduler gave the lease to this task; None if it signs nothing.
 
+    The scheduler's key comes with the lease, in the message of the task. Who can write that message can run any code.
+
     :raises GrantRefused: otherwise
     """
     task = checkpoint_path(
@@ -68,8 +73,21 @@ def _checked_grant(task_instance: Any, lease: TaskLease) -> Grant | None:
     )
     grant = lease_grant(lease, task)
     if grant is not None:
-        grant.check(token=lease.token, task=task)
+        grant.check(token=lease.token, task=task, key=grant.key)
     return grant
+
+
+def _record_key(grant: Grant, logger: Any) -> None:
+    """Record the scheduler's key in this host's folder of checkpoints, before any code of the task runs.
+
+    A scheduler may not reach that folder. It records the key in an object store, once for all tasks.
+    """
+    try:
+        if split_url(checkpoint_options().url).scheme == "file":
+            record_installation_key(grant.key)
+    except HeteroError as error:  # the task may save nothing
+        if logger:
+            logger.info("The key for grants is not recorded in the folder of checkpoints", reason=str(error))
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def test_what_config_prints_satisfies_its_check(installation, execution_api_url)
     variables["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] = execution_api_url
     done = installation.run("hetero", "config", "--check", **queue, **variables)
     assert done.returncode == 0, done.stdout
-    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 19 + ["All is "]
+    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 20 + ["All is "]
     assert "ok     [core] parallelism: 32, for 2 accelerators" in done.stdout
 
 

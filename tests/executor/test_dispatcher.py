@@ -34,12 +34,12 @@ def test_a_placed_task_gets_a_grant_for_itself_that_ends(bench):
     bench.beat()
     lease = read_lease(bench.engine.started[0].ti.context_carrier)
     grant = lease_grant(lease, "dag/a/run/3")
-    grant.check(token=lease.token, task="dag/a/run/3")
+    grant.check(token=lease.token, task="dag/a/run/3", key=grant.key)
     grant.check_start(bench.clock.now() + timedelta(seconds=60))
     with pytest.raises(GrantRefused, match=r"a grant that ended 3\d s ago"):
         grant.check_start(bench.clock.now() + timedelta(seconds=95))
     with pytest.raises(GrantRefused, match="signature does not fit"):
-        lease_grant(lease, "dag/b/run/3").check(token=lease.token, task="dag/b/run/3")
+        lease_grant(lease, "dag/b/run/3").check(token=lease.token, task="dag/b/run/3", key=grant.key)
 
 
 def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):

@@ -5,13 +5,14 @@ import json
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 
+from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import RequestError, SettingsError
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
 from hetero_airflow.runtime.visible_devices import bound_to_lease
-from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
-from hetero_airflow.testing import EPOCH, a_task_lease
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.testing import EPOCH, a_signer, a_task_lease
 from tests.operators.test_operators import AnInstance
 
 
@@ -94,6 +95,16 @@ def test_the_task_knows_the_place_of_its_checkpoints(tmp_path):
     place = place_seen(url=f"file://{tmp_path}", keep_best="min:loss", keep_last=5)
     assert (place.url, place.path, place.epoch) == (f"file://{tmp_path}", "dag/t/run/-1", 0)
     assert (place.keep_last, place.keep_best, place.token) == (5, "min:loss", None)
+
+
+def test_a_store_that_only_the_task_names_gets_the_key_before_the_tasks_code_runs(tmp_path, monkeypatch):
+    signer, stranger = a_signer(), a_signer()
+    for key, recorded in [(signer, signer), (stranger, signer)]:
+        grant = key.sign(lease="r1.7", token=7, task="dag/t/run/-1", start_by=0)
+        lease = a_task_lease(id="r1.7", token=7, grant=grant.pack())
+        monkeypatch.setenv(LEASE_VARIABLE, lease.model_dump_json())
+        seen = run(lambda: (tmp_path / KEY).read_text(), checkpoint={"url": tmp_path.as_uri()})
+        assert seen == recorded.public_key
 
 
 def test_a_cleared_task_that_is_to_go_on_takes_the_epoch_that_is_there(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import publish
@@ -174,15 +175,25 @@ def test_an_old_run_is_fenced_out_when_a_new_run_loads(task) -> None:
 
 def test_a_run_publishes_with_the_token_that_its_scheduler_has_signed_and_no_other(task, monkeypatch) -> None:
     path = checkpoint.session().place.path
-    grant = a_signer().sign(lease="l.7", token=7, task=path, start_by=0)
+    signer, stranger = a_signer(), a_signer()
+    grant = signer.sign(lease="l.7", token=7, task=path, start_by=0)
+    own = stranger.sign(lease="l.8", token=10**6, task=path, start_by=0)
+    record_key(checkpoint.session().store, signer.public_key)
     monkeypatch.setenv(LEASE_VARIABLE, a_task_lease(id="l.7", token=7, grant=grant.pack()).model_dump_json())
     task(token=7)
     checkpoint.save(1, {"weights": 1}, wait=True)
-    for asked, lease in [(10**6, 7), (10**6, 10**6)]:
-        forged = a_task_lease(id="l.7", token=lease, grant=grant.pack())
+    for asked, id_, token, packed in [
+        (10**6, "l.7", 7, grant.pack()),
+        (10**6, "l.7", 10**6, grant.pack()),
+        (10**6, "l.8", 10**6, own.pack()),
+        (7, "l.7", 7, grant.pack()[:-9]),
+        (7, "l.7", 7, grant.pack().rpartition(".")[0]),
+        (7, "l.7", 7, ""),
+    ]:
+        forged = a_task_lease(id=id_, token=token, grant=packed)
         monkeypatch.setenv(LEASE_VARIABLE, forged.model_dump_json())
         task(token=asked)
-        with pytest.raises(GrantRefused, match=r"Token 1000000 for .* can't be used; found .* grant"):
+        with pytest.raises(GrantRefused, match=rf"Token {asked} for .* can't be used; found .*grant"):
             checkpoint.latest()
     monkeypatch.delenv(LEASE_VARIABLE)
     task(token=10**6)

@@ -15,6 +15,7 @@ import pytest
 from airflow.sdk._shared.module_loading import import_string
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
+from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
 from hetero_airflow.engines.lease_files import (
@@ -95,10 +96,10 @@ def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_i
     assert (result.exit_code, os.path.exists(folder), LEASE_VARIABLE in os.environ) == (0, False, False)
 
 
-def granted(seconds: float = 60, **changes) -> dict:
+def granted(seconds: float = 60, signer=None, **changes) -> dict:
     """A carrier with a lease that a scheduler granted to the task, to begin within these seconds."""
     start_by = int(time.time() + seconds)
-    grant = a_signer().sign(lease=LEASE.id, token=LEASE.token, task="dag/task/run/-1", start_by=start_by)
+    grant = (signer or a_signer()).sign(lease=LEASE.id, token=LEASE.token, task="dag/task/run/-1", start_by=start_by)
     return add_lease({}, LEASE.model_copy(update={"grant": grant.pack(), **changes}))
 
 
@@ -141,6 +142,34 @@ def test_a_message_that_comes_twice_begins_nothing_and_the_first_run_stays_recor
         assert list(read_lease_files().values()) == [before]
         first.communicate("\n")
     assert read_lease_files() == {}
+    _, result, _ = run(granted())
+    assert result.exit_code == 0
+
+
+def test_the_folder_of_checkpoints_has_the_schedulers_key_before_the_task_begins(run, tmp_path, monkeypatch):
+    """Another key in the default folder is of a former database; in a configured folder it may be of others."""
+    former, signer, recorded = a_signer(), a_signer(), []
+    start = StandInSupervisor.attach_lease
+    monkeypatch.setattr(
+        StandInSupervisor,
+        "attach_lease",
+        lambda *arguments: (recorded.append((folder / KEY).read_text()), start(*arguments)),
+    )
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    folder = tmp_path / "checkpoints"
+    for key in (former, signer):
+        run(granted(signer=key))
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", (tmp_path / "shared").as_uri())
+    folder = tmp_path / "shared"
+    for key in (former, signer):
+        run(granted(signer=key))
+    keys = [former.public_key, signer.public_key]
+    assert recorded == [*keys, keys[0], keys[0]]
+
+
+def test_a_host_whose_folder_of_checkpoints_cant_be_written_runs_tasks_nevertheless(run, tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").write_text("no folder")
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     _, result, _ = run(granted())
     assert result.exit_code == 0
 

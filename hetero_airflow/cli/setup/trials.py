@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
@@ -15,11 +14,12 @@ from airflow.sdk.api.client import Client
 from sqlalchemy import Engine
 
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
-from hetero_airflow.checkpoints.opening import check_url, open_store
+from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.setup.checks import Finding
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+from hetero_airflow.contract.checkpoint_place import checkpoint_options, configured_store, record_installation_key
 from hetero_airflow.contract.execution_api import find_problem
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, SettingsError
+from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.lease_trial import try_lease
 
 _TIMEOUT_S = 3.0
@@ -33,6 +33,13 @@ def trials(engine: Engine) -> Iterator[Finding]:
     if (url := _checkpoint_url()) is not None:
         cost = "device tasks can't save, and fail when they start"
         yield _trial("one checkpoint", _save_and_read, f"written and read at {url}", cost)
+        cost = "tasks with forged grants can save there, or no device task can"
+        yield _trial(
+            "the key for grants",
+            lambda: record_installation_key(grant_signer(engine).public_key),
+            f"recorded at {url}",
+            cost,
+        )
     yield _api_server()
 
 
@@ -57,9 +64,7 @@ def _checkpoint_url() -> str | None:
 def _save_and_read() -> None:
     """Write and read a small object, as a task does, and delete it."""
     options = checkpoint_options()
-    credentials = store_credentials(options.conn_id)
-    os.environ.update(credentials)  # this process ends after the check
-    store = open_store(checkpoint_place("-", "-", "-", -1, options=options, credentials=credentials))
+    store = configured_store(options)
     name = f"trial-{uuid4().hex}"
     key = f"{_FOLDER}/{name}/trial.json"
     try:

@@ -29,5 +29,6 @@ def grant_signer(engine: Engine, *, lock_timeout_s: float = 10.0) -> GrantSigner
         raise StoreError(
             "the key that signs the grants of leases",
             found="a value in hetero_state.grant_key that is no Ed25519 key",
-            remedy="Set it to NULL and restart all schedulers; running tasks keep their grants",
+            remedy="Set it to NULL and restart all schedulers, then replace the key in the checkpoint stores "
+            "(docs/security.md)",
         ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import make_url
 
+from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.cli.setup import trials
 from hetero_airflow.cli.setup.checks import (
@@ -25,7 +26,7 @@ from hetero_airflow.executor.recommended_settings import Recommendation
 from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.testing import a_cpu, a_device, a_worker
+from hetero_airflow.testing import a_cpu, a_device, a_signer, a_worker
 
 POOL_COST = "Airflow queues no device task"
 DRIVER = "[database] sql_alchemy_conn"
@@ -208,6 +209,20 @@ def test_nothing_is_left_of_a_trial_that_failed(folder, monkeypatch):
     with pytest.raises(CheckpointStoreUnavailable, match="another content"):
         trials._save_and_read()
     assert list(folder.rglob("*")) == []
+
+
+def test_a_check_records_the_key_for_grants_and_finds_that_of_another_installation(folder, monkeypatch, tmp_path):
+    signers = [a_signer(), a_signer()]
+    monkeypatch.setattr(trials, "try_lease", lambda engine, now: None)
+    monkeypatch.setattr(trials, "_api_server", lambda: Finding("api", "1"))
+    monkeypatch.setattr(trials, "grant_signer", lambda engine: signers[0])
+    name = "the key for grants"
+    (finding,) = [finding for finding in trials.trials(None) if finding.subject == name]
+    assert (finding.is_ok, (folder / KEY).read_text()) == (True, signers[0].public_key)
+    monkeypatch.setattr(trials, "grant_signer", lambda engine: signers[1])
+    (finding,) = [finding for finding in trials.trials(None) if finding.subject == name]
+    assert (finding.is_ok, (folder / KEY).read_text()) == (False, signers[0].public_key)
+    assert f"remove {KEY} from it and run `airflow hetero config --check`" in finding.remedy
 
 
 def test_the_folder_of_another_trial_stays(folder):
