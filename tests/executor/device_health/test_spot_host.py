@@ -35,7 +35,8 @@ def test_a_notice_file_moves_the_tasks_of_the_host_until_it_is_gone(store, tmp_p
     notice = tmp_path / "notice"
     host = SpotHost(store, "worker-a", str(notice))
     assert stepped(host, store, lambda: host.has_looked) == ()
-    notice.write_text("it ends at 12:00")
+    (tmp_path / "written").write_text("it ends at 12:00")
+    (tmp_path / "written").rename(notice)  # an empty file would be a notice too
     (hold,) = stepped(host, store, lambda: store.snapshot().holds)
     assert (hold.kind, hold.cause, hold.moves) == (HoldKind.RECLAIMED, "it ends at 12:00", True)
     assert [lease.request_id for lease, _ in leases_to_migrate(store.snapshot())] == ["r1"]

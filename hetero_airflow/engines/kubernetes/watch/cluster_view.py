@@ -278,7 +278,7 @@ def _read_node(item: Mapping[str, Any], before: Mapping[str, Any] | None) -> Map
     node = {
         "metadata": {
             "name": metadata["name"],
-            "uid": metadata["uid"],
+            "uid": metadata.get("uid", ""),
             "labels": metadata.get("labels") or {},
             "annotations": {name: "" for name in metadata.get("annotations") or () if REGISTER.search(name)},
         },
