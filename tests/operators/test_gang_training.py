@@ -96,6 +96,7 @@ def work(folder, rank, arguments, answer):
     control = folder / f"control-{rank}"
     control.mkdir(exist_ok=True)
     os.environ[CONTROL_VARIABLE] = str(control)
+    os.environ["TMPDIR"] = str(folder)  # a rank that is killed leaves its folder for checkpoints behind
     operator = TorchrunOperator(
         task_id="train",
         script=str(folder / "train.py"),
