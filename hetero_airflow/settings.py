@@ -169,6 +169,13 @@ OPTIONS: tuple[Option, ...] = (
         "A task keeps its devices for at least this long before a policy takes them back.",
     ),
     Option(
+        "preempt_within_class",
+        "yes",
+        "string",
+        "Whether the policies that order by priority class may take the devices of a task back for another one of the "
+        "same class, if both together gain. no: they take devices back for higher classes alone, as priority does.",
+    ),
+    Option(
         "recovery_rules",
         "{}",
         "string",

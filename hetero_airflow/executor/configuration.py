@@ -50,6 +50,7 @@ class Configuration:
     allowed_processes: frozenset[str] = frozenset()
     exclude_devices: str = ""
     spot_notices: str = ""
+    preempt_within_class: bool = True
     hang_timeout_s: float = 900.0
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
 
@@ -87,6 +88,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "history_days": partial(_positive, "history_days"),
         "grace_s": partial(_positive, "grace_s"),
         "min_run_s": partial(_positive, "min_run_s"),
+        "preempt_within_class": partial(_yes_or_no, "preempt_within_class"),
         "labels": lambda: parse_labels(_text("labels"), f"[{SECTION}] labels"),
         "rules": lambda: parse_rules(_text("recovery_rules")),
         "shares": configured_shares,
@@ -150,6 +152,16 @@ def _positive(name: str) -> float:
     if not 0 < value < 1e9:
         option = f"[{SECTION}] {name} = {shorten(text)}"
         raise SettingsError(option, found="no positive number", remedy="Write a number, such as 60")
+    return value
+
+
+def _yes_or_no(name: str) -> bool:
+    text = _text(name)
+    value = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}.get(text.lower())
+    if value is None:
+        raise SettingsError(
+            f"[{SECTION}] {name} = {shorten(text)}", found="neither yes nor no", remedy="Write yes or no"
+        )
     return value
 
 

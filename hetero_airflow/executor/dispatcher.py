@@ -24,7 +24,6 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
-from hetero_airflow.executor.context.site_links import SiteLinks
 from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
@@ -80,13 +79,12 @@ class Dispatcher:
         self._store = store
         self._engine = engine
         self._tasks = tasks
-        self._min_run_s = configuration.min_run_s
         self._states = StateCalls()
         self.api = api
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
         self.keeper = LeaseKeeper(store, engine, tasks, configuration.lease_timeout_s)
-        self._context = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
+        self._context = PolicyContext(store, configuration, edges)
         self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, self._states)
         self._preemptions = PreemptionNotices(
             store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock, self._states
@@ -210,7 +208,7 @@ class Dispatcher:
 
     def _add_policy_context(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what the store does not know."""
-        snapshot = self._context.add_to(snapshot, self._min_run_s)
+        snapshot = self._context.add_to(snapshot)
         return replace(snapshot, workers=self._recovery.marked(snapshot))
 
     def _place(self, now: datetime) -> None:

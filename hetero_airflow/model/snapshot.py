@@ -128,6 +128,8 @@ class Snapshot:
     its task can save at all."""
     min_run_s: float = MIN_RUN_S
     """The shortest time from a grant to a preemption, if the policy has no own value."""
+    preempts_within_class: bool = True
+    """Whether a policy that orders by priority class may take a lease back for a request of the same class."""
 
     def is_protected(self, lease: Lease) -> bool:
         """Whether a lease may be preempted only for a higher priority class."""

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges, Edges
 from hetero_airflow.executor.context.site_links import SiteLinks
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.scheduling.learning.learner import Learner, device_classes
 from hetero_airflow.store.sql.store import SqlStore
 
 
 class PolicyContext:
-    """Keeps the estimates up to date, and adds them to snapshots."""
+    """Keeps the estimates up to date, and adds them and what is configured to snapshots."""
 
-    def __init__(self, store: SqlStore, shares: TeamShares, dags: DagEdges, links: SiteLinks) -> None:
+    def __init__(self, store: SqlStore, configuration: Configuration, dags: DagEdges) -> None:
         self._store = store
+        self._configuration = configuration
         self._dags = dags
-        self._links = links
+        self._links = SiteLinks(configuration.site_links)
         self._edges: Edges = {}
         self._learner = Learner()
         self._learned: Estimates | None = None
-        self.estimates = Estimates(shares=shares)
+        self.estimates = Estimates(shares=configuration.shares)
         """As of the last `learn` or `refresh`; the same object while nothing changes."""
 
     def learn(self) -> None:
@@ -48,7 +49,13 @@ class PolicyContext:
             self._learned, self._edges = learned, edges
             self.estimates = replace(learned, edges=edges, shares=self.estimates.shares)
 
-    def add_to(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
+    def add_to(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the policy context: estimates, site links, and which leases may be preempted."""
-        workers = self._links.labelled(snapshot.workers)
-        return replace(snapshot, workers=workers, estimates=self.estimates, protects_unsaved=True, min_run_s=min_run_s)
+        return replace(
+            snapshot,
+            workers=self._links.labelled(snapshot.workers),
+            estimates=self.estimates,
+            protects_unsaved=True,
+            min_run_s=self._configuration.min_run_s,
+            preempts_within_class=self._configuration.preempt_within_class,
+        )

@@ -13,7 +13,6 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
-from hetero_airflow.executor.context.site_links import SiteLinks
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -31,10 +30,7 @@ class LiveSnapshots:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        configuration = read_configuration()
-        self._min_run_s = configuration.min_run_s
-        links = SiteLinks(configuration.site_links)
-        self._context = PolicyContext(store, configuration.shares, DagEdges(), links)
+        self._context = PolicyContext(store, read_configuration(), DagEdges())
 
     def read(self) -> Snapshot:
         """The newest snapshot, in which leases may be taken back.
@@ -42,7 +38,7 @@ class LiveSnapshots:
         :raises StoreUnavailable: the database is down, locked or not migrated
         """
         self._context.refresh()
-        return replace(self._context.add_to(self._store.snapshot(), self._min_run_s), can_preempt=True)
+        return replace(self._context.add_to(self._store.snapshot()), can_preempt=True)
 
 
 def configured_policy(warn: Callable[[str], None]) -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from hetero_airflow.errors import SettingsError
+from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context import attained_service
 from hetero_airflow.executor.context.attained_service import AttainedService
 from hetero_airflow.executor.context.policy_context import PolicyContext
@@ -24,6 +25,10 @@ from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_place, a_worker
 
 SHARES = TeamShares.parse("research=3")
+CONFIGURATION = Configuration(
+    "assignment", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 15, {}, "worker-a", SHARES,
+    preempt_within_class=False,
+)  # fmt: skip
 
 
 class Dags:
@@ -38,12 +43,17 @@ class Dags:
 
 
 def test_shares_are_known_before_anything_is_read():
-    assert PolicyContext(SimpleNamespace(), SHARES, Dags(), SiteLinks({})).estimates.shares == SHARES
+    assert PolicyContext(SimpleNamespace(), CONFIGURATION, Dags()).estimates.shares == SHARES
+
+
+def test_a_policy_sees_what_is_configured():
+    snapshot = PolicyContext(SimpleNamespace(), CONFIGURATION, Dags()).add_to(Snapshot(1))
+    assert (snapshot.min_run_s, snapshot.preempts_within_class, snapshot.protects_unsaved) == (15, False, True)
 
 
 def test_edges_runs_and_shares_are_one_object_until_something_changes():
     store, dags = MemoryStore(), Dags()
-    context = PolicyContext(store, SHARES, dags, SiteLinks({}))
+    context = PolicyContext(store, CONFIGURATION, dags)
     running, waiting = a_pending("r1", dag_id="b"), a_pending("r2", dag_id="a")
     store.record([WorkerSeen(a_worker()), RequestSubmitted(running), RequestSubmitted(waiting)], EPOCH)
     commit = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
