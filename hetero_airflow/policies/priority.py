@@ -5,12 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from hetero_airflow.matching.scoring import TightFitScorer
-from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.policies.core.list_policy import ListPolicy
-from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
-from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
+from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.request_progress import RequestProgress
 
 
 class PriorityPolicy(ListPolicy):
@@ -20,9 +17,5 @@ class PriorityPolicy(ListPolicy):
     """
 
     def __init__(self) -> None:
-        preemption = partial(LeastLossPreemption, "priority", PreemptionRules(_rank, is_priority_class=True))
+        preemption = partial(LeastLossPreemption, "priority", CLASS_RULES)
         super().__init__("priority", by_priority, TightFitScorer(), preemption=preemption)
-
-
-def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:
-    return (float(progress.pending.request.priority.rank),)

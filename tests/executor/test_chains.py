@@ -106,8 +106,9 @@ def test_no_chain_preempts_for_what_its_last_task_gives_back(bench, seed):
     assert preempted(bench) == []
 
 
-def test_the_notice_names_the_priority_where_it_is_the_reason(make_bench):
-    bench = make_bench(policy=load_policy("assignment"), worker=a_worker(devices=(a_device("GPU-0"),)))
+@pytest.mark.parametrize("policy", ["assignment", "priority"])
+def test_the_notice_names_the_priority_where_it_is_the_reason(make_bench, policy):
+    bench = make_bench(policy=load_policy(policy), worker=a_worker(devices=(a_device("GPU-0"),)))
     low = bench.start("low", "gpu", priority="low")
     bench.beat(400)
     bench.hold("urgent", "gpu", priority="urgent")

@@ -82,8 +82,13 @@ def test_large_requests_and_gangs_stay_where_they_are() -> None:
 
 
 def test_only_requests_of_the_same_class_are_migrated() -> None:
-    running = (held("one", "a", 0, priority="high"), held("two", "b", 0, priority="low"))
+    running = (held("one", "a", 0, priority="high"), held("two", "b", 0, priority="high"))
     assert victims(decide(running, LARGE)) == {}
+
+
+def test_those_of_a_lower_class_need_no_place_elsewhere() -> None:
+    running = (held("one", "a", 0, priority="low"), *(held(f"b{n}", "b", n) for n in range(4)))
+    assert victims(decide(running, LARGE)) == {"one": "large"}
 
 
 def test_new_devices_are_protected_and_the_plan_says_until_when() -> None:
@@ -135,7 +140,7 @@ def test_a_large_request_that_waits_for_other_devices_stops_no_other() -> None:
 def test_nothing_is_migrated_while_a_small_request_of_a_higher_class_waits() -> None:
     """It would go first in the next decision, and might take what was freed."""
     plan = decide(
-        (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("small", "t4", priority="urgent"),
+        (*SCATTERED, held("t4s", "c", 0, 1, 2, 3, priority="urgent")), a_pending("small", "t4", priority="urgent"),
         a_pending("large", "a100:4"), workers=(four("a"), four("b"), T4),
     )  # fmt: skip
     assert (victims(plan), codes(plan)) == ({}, {"small": ReasonCode.BUSY, "large": ReasonCode.BUSY})
@@ -144,7 +149,7 @@ def test_nothing_is_migrated_while_a_small_request_of_a_higher_class_waits() -> 
 def test_devices_reserved_for_a_higher_class_are_not_given_to_a_lower_one() -> None:
     running = (held("pair", "b", 0, 1), held("one", "a", 0))
     assert victims(decide(running, LARGE)) == {"one": "large"}
-    assert victims(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
+    assert victims(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {"one": "urgent"}
 
 
 def test_nothing_is_reserved_from_migrated_requests() -> None:

@@ -34,8 +34,22 @@ thorough = settings(max_examples=effort(3, 40), deadline=None, suppress_health_c
 """Examples for each row. All rows test what they share, so the suite stays within minutes."""
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
-for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq", "consolidation"])
-"""Policies that take leases back for one request at a time."""
+preempting = pytest.mark.parametrize(
+    "name",
+    [
+        "priority",
+        "srtf",
+        "srsf",
+        "las",
+        "mlfq",
+        "consolidation",
+        "assignment",
+        "makespan",
+        "load_balance",
+        "max_min_fairness",
+    ],
+)
+"""The policies that take leases back."""
 
 
 # The oracle.
@@ -279,7 +293,7 @@ def test_preemptions_keep_the_contract(name: str, snapshot: Snapshot) -> None:
             assert pending[preempt.beneficiary] < snapshot.holders[preempt.request_id].request.priority.rank
 
 
-@for_one
+@preempting
 @settings(thorough, derandomize=True)
 @given(snapshot=snapshots(can_preempt=True))
 def test_a_request_is_placed_once_its_victims_are_gone_and_nothing_more_is_preempted(
@@ -303,7 +317,7 @@ def test_a_request_is_placed_once_its_victims_are_gone_and_nothing_more_is_preem
     assert set(beneficiaries_first).isdisjoint(preempt.beneficiary for preempt in second.preemptions)
 
 
-@for_one
+@preempting
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
 def test_preemptions_settle_while_nothing_else_happens(name: str, snapshot: Snapshot) -> None:

@@ -8,7 +8,7 @@ devices: it is placed where it fits best and is not moved. Requests for a CPU al
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -21,7 +21,7 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.device import Device, device_class, device_tokens, matches_model, model_tokens
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
+from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -75,6 +75,11 @@ class Candidate:
     current: str | None = None
     """Device class on which it runs."""
 
+    @property
+    def rank(self) -> int:
+        """Of its priority class; the highest class has 0."""
+        return self.pending.request.priority.rank
+
 
 @dataclass(slots=True)
 class AssignmentProblem:
@@ -83,7 +88,7 @@ class AssignmentProblem:
     candidates: list[Candidate]
     """The oldest first, then by id."""
     capacities: dict[str, int]
-    """Device class → devices that are free or held by candidates."""
+    """Device class → devices that are free, or held by candidates or fixed requests."""
     mean_run_s: float
     """The mean run on the fastest class: all work done, divided by the number of ended runs (total time on test,
     Epstein and Sobel, JASA 48, 1953). The mean of ended runs alone is too short, because long ones still run."""
@@ -91,6 +96,8 @@ class AssignmentProblem:
     """Device class → number of the worker in the index → devices that are free now."""
     ending: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """Device class → number of the worker → devices whose leases are taken back and have not ended."""
+    fixed: list[Candidate] = field(default_factory=list)
+    """Running requests that give way only to higher priority classes: shares don't count, gangs do."""
 
     def restrict_to(self, candidates: Sequence[Candidate], other_ids: AbstractSet[str]) -> None:
         """Keep only these candidates, with the capacity that the requests with the other ids leave them."""
@@ -131,7 +138,6 @@ class _ProblemBuilder:
                 if name is not None:
                     self._devices.setdefault(name, device)
         self._models: dict[str, _RequestModel] = {}
-        self._highest = min((p.request.priority.rank for p in snapshot.pending), default=len(Priority))
         self._estimates: dict[tuple[TaskName, frozenset[str]], tuple[dict[str, float], Interval | None]] = {}
 
     def build(self) -> AssignmentProblem:
@@ -144,11 +150,11 @@ class _ProblemBuilder:
         problem = AssignmentProblem([], capacities, USUAL_RUN_S, free)
         problem.candidates += filter(None, map(self._candidate, self._snapshot.pending))
         if self._snapshot.can_preempt:
-            problem.candidates += self._running_candidates(problem)
+            self._add_running(problem)
         problem.candidates.sort(key=lambda candidate: (candidate.pending.submitted_at, candidate.pending.id))
         ended = self._snapshot.estimates.finished_s
         if len(ended) >= ENOUGH_RUNS:
-            done_s = sum(ended) + sum(candidate.done_s for candidate in problem.candidates)
+            done_s = sum(ended) + sum(candidate.done_s for candidate in (*problem.candidates, *problem.fixed))
             problem.mean_run_s = max(1.0, done_s / len(ended))
         return problem
 
@@ -161,32 +167,23 @@ class _ProblemBuilder:
             Counter(name for name, allocation in devices if name is not None and not allocation.share_milli).items()
         )
 
-    def _running_candidates(self, problem: AssignmentProblem) -> Iterable[Candidate]:
-        """The running requests that can be moved; their devices, and those of ended tasks, add to the capacities."""
+    def _add_running(self, problem: AssignmentProblem) -> None:
+        """Add the running requests. Their devices, and those of ended tasks, add to the capacities."""
         for lease in self._snapshot.leases:
             holder, number = self._snapshot.holders.get(lease.request_id), self._numbers.get(lease.worker_id)
             name = None if number is None else self._leased_class(lease, number)
-            if name is None or number is None:
+            if name is None or number is None or lease.state is LeaseState.EXPIRED:
                 continue
-            if holder is None and lease.state is LeaseState.PREEMPTED:
-                devices = self._accelerators(lease, number)
+            devices, is_ending = self._accelerators(lease, number), lease.state is LeaseState.PREEMPTED
+            candidate = self._candidate(holder, lease, name) if holder else None
+            if is_ending and (candidate or not holder):
                 problem.ending[name][number] += devices
+            if candidate or (is_ending and not holder):
                 problem.capacities[name] += devices
-            candidate = self._candidate(holder, lease, name) if holder and self._is_movable(lease, holder) else None
-            if candidate is None:
-                continue
-            if lease.state is LeaseState.PREEMPTED:
-                problem.ending[name][number] += candidate.count
-            elif not candidate.is_exact:
-                continue
-            problem.capacities[name] += candidate.count
-            yield candidate
-
-    def _is_movable(self, lease: Lease, holder: PendingRequest) -> bool:
-        """Whether a lease is taken back already, or may be: a protected one only for a request of a higher class."""
-        if lease.state in (LeaseState.PREEMPTED, LeaseState.EXPIRED):
-            return lease.state is LeaseState.PREEMPTED
-        return not self._snapshot.is_protected(lease) or self._highest < holder.request.priority.rank
+            if candidate and (is_ending or (candidate.is_exact and not self._snapshot.is_protected(lease))):
+                problem.candidates.append(candidate)
+            elif candidate:
+                problem.fixed.append(replace(candidate, count=devices))
 
     def _accelerators(self, lease: Lease, number: int) -> int:
         entry = self._index.entries[number]

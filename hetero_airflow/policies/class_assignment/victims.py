@@ -6,14 +6,13 @@ A request of several devices needs them on one worker.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from hetero_airflow.matching.worker_index import WorkerIndex
-from hetero_airflow.model.plan import Preempt
-from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
+from hetero_airflow.policies.core.preemption import Offer
 
 ClassByRequest = Mapping[str, str | None]
 """Request id → device class on which it is to run; None: on none."""
@@ -27,33 +26,47 @@ class AssignmentChanges:
     """How an assignment comes true."""
 
     arriving: tuple[Candidate, ...]
-    """Those that are to run where they don't run yet, in the order in which they are placed: the largest first."""
+    """Those that are to run where they don't run yet, in the order in which they are placed: by class, and the largest
+    of each first."""
     unplaceable: tuple[Candidate, ...]
     """Those of them for which no worker has enough devices, whatever leaves."""
-    preemptions: tuple[Preempt, ...]
+    offers: tuple[Offer, ...]
 
 
 def plan_changes(
-    problem: AssignmentProblem, index: WorkerIndex, classes: ClassByRequest, weights: Weights
+    problem: AssignmentProblem,
+    index: WorkerIndex,
+    classes: ClassByRequest,
+    weights: Weights,
+    displaced: Iterable[Candidate],
 ) -> AssignmentChanges:
-    """Which requests arrive, and which leave for them.
+    """Which requests arrive, and which leave for those of their own priority class.
 
     A request leaves if it is to run elsewhere. If a request of several devices still finds no worker, the smaller
-    requests on one worker of its class leave that worker and go elsewhere in the class.
+    requests of its priority class on one worker of its device class leave that worker and go elsewhere.
+
+    :param displaced: fixed requests that are to give way to higher classes
     """
     numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
     running = [candidate for candidate in problem.candidates if candidate.lease is not None]
     leaving = [candidate for candidate in running if classes[candidate.pending.id] != candidate.current]
     staying = [candidate for candidate in running if classes[candidate.pending.id] == candidate.current]
-    free = _FreeDevices(problem, numbers, leaving, staying)
+    free = _FreeDevices(problem, numbers, (*leaving, *displaced), staying)
     age = {candidate.pending.id: rank for rank, candidate in enumerate(problem.candidates)}
 
-    def entry(candidate: Candidate) -> tuple[int, float, int, Candidate]:
-        return -candidate.count, -weights[candidate.pending.id], age[candidate.pending.id], candidate
+    def entry(candidate: Candidate) -> tuple[int, int, float, int, Candidate]:
+        return (
+            candidate.rank,
+            -candidate.count,
+            -weights[candidate.pending.id],
+            age[candidate.pending.id],
+            candidate,
+        )
 
     queue = [entry(c) for c in problem.candidates if classes[c.pending.id] not in (None, c.current)]
     heapify(queue)
     arriving, unplaceable = list[Candidate](), list[Candidate]()
+    cleared: dict[str, Candidate] = {}
     while queue:
         candidate = heappop(queue)[-1]
         name = classes[candidate.pending.id]
@@ -61,14 +74,15 @@ def plan_changes(
         is_placeable = candidate.count == 1 or not candidate.is_exact
         if name is None or is_placeable or free.take(candidate.count, name):
             continue
-        victims = free.clear(candidate.count, name, weights)
+        victims = free.clear(candidate, name, weights)
         leaving += victims
         for victim in victims:
+            cleared[victim.pending.id] = candidate
             heappush(queue, entry(victim))
         if not victims:
             unplaceable.append(candidate)
-    preemptions = tuple(_preemptions(leaving, arriving, classes))
-    return AssignmentChanges(tuple(arriving), tuple(unplaceable), preemptions)
+    pairs = _paired(problem, (*leaving, *displaced), arriving, classes, cleared)
+    return AssignmentChanges(tuple(arriving), tuple(unplaceable), tuple(_offers(pairs, classes)))
 
 
 class _FreeDevices:
@@ -103,13 +117,14 @@ class _FreeDevices:
             workers[number] -= count
         return number is not None
 
-    def clear(self, count: int, name: str, weights: Weights) -> list[Candidate]:
-        """Take the devices of smaller requests on the worker where these weigh least; the victims, or none."""
-        options = []
+    def clear(self, arriving: Candidate, name: str, weights: Weights) -> list[Candidate]:
+        """Take the devices of smaller requests of its class on the worker where these weigh least; the victims, or
+        none."""
+        options, count = [], arriving.count
         for number, candidates in sorted(self._staying[name].items()):
             free, victims = self._free[name][number], list[Candidate]()
             for candidate in sorted(candidates, key=lambda c: (weights[c.pending.id], c.pending.id)):
-                if free < count and candidate.count < count:
+                if free < count and candidate.count < count and candidate.rank == arriving.rank:
                     victims.append(candidate)
                     free += candidate.count
             if free >= count:
@@ -128,28 +143,67 @@ class _FreeDevices:
             self._free[candidate.current][self._numbers[candidate.lease.worker_id]] += candidate.count
 
 
-def _preemptions(leaving: list[Candidate], arriving: list[Candidate], classes: ClassByRequest) -> Iterable[Preempt]:
-    """Each leaving request, with the first arriving request that still lacks devices of its class."""
+def _offers(pairs: Iterable[tuple[Candidate, Candidate | None]], classes: ClassByRequest) -> Iterable[Offer]:
+    """The leases of those that move, and of those that leave for a request of their own priority class.
+
+    What a lower class has to give to a higher one is found where the higher one is placed, see `LeastLossPreemption`.
+
+    :param pairs: who leaves, and who gets the devices
+    """
+    for candidate, beneficiary in pairs:
+        is_fixed = candidate.pending.id not in classes
+        if candidate.lease is None or is_fixed or (beneficiary and beneficiary.rank < candidate.rank):
+            continue
+        to = classes[candidate.pending.id]
+        is_wanted = beneficiary is not None and beneficiary.rank == candidate.rank
+        successor = beneficiary.pending.id if beneficiary and is_wanted and beneficiary.lease else None
+        if to not in (None, candidate.current):
+            yield Offer(candidate.lease, candidate.rank, f"to move to {to}", not is_wanted, successor)
+        elif is_wanted:
+            yield Offer(candidate.lease, candidate.rank, "to wait or to go elsewhere", False, successor)
+
+
+def _paired(
+    problem: AssignmentProblem,
+    leaving: Sequence[Candidate],
+    arriving: Iterable[Candidate],
+    classes: ClassByRequest,
+    cleared: Mapping[str, Candidate],
+) -> Iterable[tuple[Candidate, Candidate | None]]:
+    """Who leaves, and who gets the devices; None if nobody needs them. The lowest class makes room first.
+
+    :param cleared: request id → the request of several devices for which it leaves a worker
+    """
+    for candidate in leaving:
+        if candidate.pending.id in cleared:
+            yield candidate, cleared[candidate.pending.id]
+    others = [candidate for candidate in leaving if candidate.pending.id not in cleared]
+    lacking = _lacking(problem, leaving, arriving, classes, cleared)
+    for candidate in sorted(others, key=lambda candidate: -candidate.rank):
+        queue = lacking[candidate.current]
+        yield candidate, next((other for other in queue if other is not candidate), None)
+        del queue[: candidate.count]
+
+
+def _lacking(
+    problem: AssignmentProblem,
+    leaving: Iterable[Candidate],
+    arriving: Iterable[Candidate],
+    classes: ClassByRequest,
+    cleared: Mapping[str, Candidate],
+) -> Mapping[str | None, list[Candidate]]:
+    """Device class → who arrives there, once for each device, without those for whom enough is free or cleared."""
+    large = {candidate.pending.id: candidate for candidate in cleared.values()}
+    free = Counter({name: sum(workers.values()) for name, workers in problem.free.items()})
+    free.update({name: devices.total() for name, devices in problem.ending.items()})
+    for candidate in leaving:
+        free[str(candidate.current)] += candidate.count if candidate.pending.id in cleared else 0
+    for candidate in large.values():
+        free[str(classes[candidate.pending.id])] -= candidate.count
     lacking: defaultdict[str | None, list[Candidate]] = defaultdict(list)
     for candidate in arriving:
-        lacking[classes[candidate.pending.id]] += [candidate] * candidate.count
-    for candidate in leaving:
-        if candidate.lease is None:
-            continue
-        queue = lacking[candidate.current]
-        beneficiary = queue[0].pending if queue and queue[0] is not candidate else None
-        del queue[: candidate.count]
-        to = classes[candidate.pending.id]
-        cause = f"to move to {to}" if to not in (None, candidate.current) else "to wait or to go elsewhere"
-        if beneficiary is not None:
-            cause = f"{cause}: {beneficiary.id} {_advantage(beneficiary, candidate)}"
-        beneficiary_id = None if beneficiary is None else beneficiary.id
-        yield Preempt(candidate.lease.id, candidate.lease.token, candidate.pending.id, beneficiary_id, cause)
-
-
-def _advantage(beneficiary: PendingRequest, candidate: Candidate) -> str:
-    """Why the beneficiary gets the devices of the candidate."""
-    priority, victims = beneficiary.request.priority, candidate.pending.request.priority
-    if priority.rank < victims.rank:
-        return f"has the priority {priority}, this task has {victims}"
-    return f"gains more from {candidate.current}"
+        if candidate.pending.id not in large:
+            lacking[classes[candidate.pending.id]] += [candidate] * candidate.count
+    for name, devices in free.items():
+        del lacking[name][: max(0, devices)]
+    return lacking

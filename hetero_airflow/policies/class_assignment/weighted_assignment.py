@@ -1,21 +1,28 @@
 """The base of policies that decide by the weight of each request on each class of devices.
 
-All waiting and running requests compete. The `solver` finds the assignment of requests to classes with the greatest
-sum of weights. Then requests that run elsewhere are preempted and waiting requests are placed. A request that one
-decision takes off its devices is placed by a later decision, when its new devices are free; the weights are made so
-that the later decision comes to the same result. Where leases can't be taken back, only waiting requests compete, for
-the free devices.
+The waiting and running requests of one priority class compete, the highest class first, each for what the classes
+above it leave. The `solver` finds the assignment of requests to device classes with the greatest sum of weights. Then
+waiting requests are placed, and requests that run elsewhere are preempted if a request waits for their devices. A
+request that one decision takes off its devices is placed by a later decision, when its new devices are free; the
+weights are made so that the later decision comes to the same result. Where leases can't be taken back, only waiting
+requests compete, for the free devices.
 
-Requests that the assignment serves come first, each on its class. Then come the others as in `ListPolicy`, which also
-reserves devices for the first of them that has to wait. A request that the assignment does not serve never takes
-devices that another is about to get.
+Devices of lower classes count as free for a higher one, at a price: a request takes them only if it can't start
+otherwise, or gains more from them. Which leases a higher class gets, `LeastLossPreemption` decides, as under
+`priority`.
+
+In each class, requests that the assignment serves come first, each on its device class. Then come the others as in
+`ListPolicy`, which also reserves devices for the first of them that has to wait. A request that the assignment does not
+serve never takes devices that another is about to get.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
@@ -24,8 +31,8 @@ from numpy.typing import NDArray
 
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
-from hetero_airflow.model.plan import Place, Plan
-from hetero_airflow.model.request import Priority
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Place, Plan, ReasonCode, Wait
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.candidates import (
@@ -34,14 +41,21 @@ from hetero_airflow.policies.class_assignment.candidates import (
     PlacementOption,
     assignment_problem,
 )
-from hetero_airflow.policies.class_assignment.solver import WAITING, solve_assignment
+from hetero_airflow.policies.class_assignment.solver import WAITING, Numbers, solve_assignment
 from hetero_airflow.policies.class_assignment.victims import plan_changes
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.list_scheduler import MayOvertake
+from hetero_airflow.policies.core.preemption import Offer
+from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.reservation import MakePreemptionPlan
 
 CLASS_FACTOR = 16.0
-"""A request weighs this many times as much as one of the next lower priority class."""
+"""A request weighs this many times as much as one of the next lower priority class, where it could run elsewhere."""
+
+_BELOW = 0.99
+"""What a lease of a lower class weighs at most, in parts of the least weight of a waiting request for each device. So
+the sum is greater if the waiting request runs."""
 
 RESTART_S = 60.0
 """What it takes to go on elsewhere."""
@@ -51,8 +65,6 @@ EXPECTED_STAY_RUNS = 0.075
 that leaves and for the one that returns. On generated streams of jobs with 1 to 8 devices (seeds 300 to 305), twice
 this value saves 0.2 to 0.6 % of the mean JCT and costs a quarter more preemptions; two thirds of it cost 0.3 to 1.1 %
 and save a sixth of them."""
-
-_FACTORS = {priority: CLASS_FACTOR**-priority.rank for priority in Priority}
 
 Matrix = NDArray[np.float64]
 BoolVector = NDArray[np.bool_]
@@ -73,6 +85,8 @@ class _AssignedClasses:
     classes: dict[str, str | None]
     """Request id → device class; None: it is to wait."""
     weights: dict[str, float]
+    displaced: tuple[Candidate, ...]
+    """The fixed requests that give way to higher classes."""
 
 
 class WeightedAssignment(ListPolicy):
@@ -85,25 +99,23 @@ class WeightedAssignment(ListPolicy):
     """Weights change slowly with the time that requests have run and waited."""
 
     def __init__(self, name: str, weight: Weight, exponent: float) -> None:
-        super().__init__(name, by_priority, TightFitScorer())
+        preemption = partial(LeastLossPreemption, name, CLASS_RULES)
+        super().__init__(name, by_priority, TightFitScorer(), preemption=preemption)
         self._weight = weight
         self._exponent = exponent
 
     def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
-        return (self._compete if snapshot.can_preempt else self._choose)(snapshot, index, now)
+        is_competing = snapshot.can_preempt and snapshot.preempts_within_class
+        return (self._compete if is_competing else self._choose)(snapshot, index, now)
 
     def _compete(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
-        """All requests compete: those that the assignment serves come first, each on its class.
-
-        A preemption names the first request that lacks devices of its class as its beneficiary. If that request is
-        placed all the same, the preemption names none.
-        """
+        """All requests of a class compete: those that the assignment serves come first, each on its device class."""
         problem = assignment_problem(snapshot, index, now)
         names = sorted(problem.capacities)
         weights = self._class_weights(problem, names) if problem.candidates else np.empty((0, len(names)))
         is_movable, kept_until = _keep_new_holders(problem, snapshot, now)
         assigned = self._assign(problem, weights[is_movable])
-        changes = plan_changes(problem, index, assigned.classes, assigned.weights)
+        changes = plan_changes(problem, index, assigned.classes, assigned.weights, assigned.displaced)
         ids = {pending.id for pending in snapshot.pending}
         to_serve = [candidate for candidate in changes.arriving if candidate.pending.id in ids]
         queue = {candidate.pending.id: rank for rank, candidate in enumerate(to_serve)}
@@ -115,26 +127,51 @@ class WeightedAssignment(ListPolicy):
             and candidate.is_exact
             and candidate not in changes.unplaceable
         }
-        plan = self._schedule_options(
-            snapshot,
-            index,
-            options,
-            lambda pending, _: sorted(by_priority(pending, snapshot), key=lambda p: queue.get(p.id, len(queue))),
-            lambda pending, head: pending.id not in unassigned or head.id not in queue,
-            now,
-        )
-        placed = {place.request_id for place in plan.places}
-        preemptions = (replace(p, beneficiary=None) if p.beneficiary in placed else p for p in changes.preemptions)
+        plan = self._take_turns(snapshot, index, options, changes.offers, queue, unassigned, now)
+        while stuck := _stuck(plan, options):  # shares, cores and memory are not counted: elsewhere it may fit
+            options = {request_id: option for request_id, option in options.items() if request_id not in stuck}
+            plan = self._take_turns(snapshot, self._indexed(snapshot), options, changes.offers, queue, unassigned, now)
         newcomers = (candidate for candidate in problem.candidates if not candidate.has_run)
         if all(candidate.speeds.get(assigned.classes[candidate.pending.id] or "", 0.0) == 1 for candidate in newcomers):
             kept_until = None  # the next event comes soon enough, and each decision more moves more requests
         until = min((at for at in (plan.until, kept_until) if at is not None), default=None)
-        return replace(plan, preemptions=tuple(preemptions), until=until)
+        return replace(plan, until=until)
+
+    def _take_turns(
+        self,
+        snapshot: Snapshot,
+        index: WorkerIndex,
+        options: Mapping[str, PlacementOption],
+        offers: Sequence[Offer],
+        queue: Mapping[str, int],
+        unassigned: AbstractSet[str],
+        now: datetime,
+    ) -> Plan:
+        """The plan of the list scheduler: by class, and in each class in the order of `queue`."""
+        offered = {offer.lease.id for offer in offers}
+        leases = (
+            lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in offered else lease
+            for lease in snapshot.leases
+        )
+        offers = [replace(offer) for offer in offers]  # the list scheduler says who waits for them
+        return self._schedule_options(
+            replace(snapshot, leases=tuple(leases)) if offered else snapshot,
+            index,
+            options,
+            lambda pending, _: sorted(
+                by_priority(pending, snapshot),
+                key=lambda p: (p.request.priority.rank, queue.get(p.id, len(queue))),
+            ),
+            lambda pending, head: pending.id not in unassigned or head.id not in queue,
+            now,
+            partial(LeastLossPreemption, self.name, CLASS_RULES, offers=offers, takers=queue.keys()),
+        )
 
     def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
-        """No request is moved: priority and age decide who goes first, the assignment chooses among free devices.
+        """No request is moved within its class: priority and age decide who goes first, as under `priority`.
 
-        It chooses for the requests that are placed before the first one that has to wait.
+        The assignment chooses among the free devices for the requests that are placed before the first one that has to
+        wait.
         """
         plan = super()._plan(snapshot, index, now)
         starting = takewhile(lambda decision: isinstance(decision, Place), plan.decisions)
@@ -142,7 +179,8 @@ class WeightedAssignment(ListPolicy):
         if not starting_ids:
             return plan
         placed_ids = {place.request_id for place in plan.places}
-        placed = replace(snapshot, pending=tuple(pending for pending in snapshot.pending if pending.id in placed_ids))
+        pending = tuple(pending for pending in snapshot.pending if pending.id in placed_ids)
+        placed = replace(snapshot, pending=pending, can_preempt=False)
         problem = assignment_problem(placed, self._indexed(snapshot), now)
         chosen = [c for c in problem.candidates if c.pending.id in starting_ids and c.is_exact]
         if all(len(set(candidate.speeds.values())) == 1 for candidate in chosen):
@@ -154,7 +192,7 @@ class WeightedAssignment(ListPolicy):
         better = self._schedule_options(snapshot, index, options, self._order, self._may_overtake, now)
         better_ids = {place.request_id for place in better.places}
         is_whole = len(better.places) >= len(plan.places) and starting_ids <= better_ids
-        return better if is_whole else plan
+        return better if is_whole and better.preemptions == plan.preemptions else plan
 
     def _schedule_options(
         self,
@@ -164,10 +202,12 @@ class WeightedAssignment(ListPolicy):
         order: QueueOrder,
         may_overtake: MayOvertake | None,
         now: datetime,
+        make_preemption_plan: MakePreemptionPlan | None = None,
     ) -> Plan:
         """The plan of the list scheduler, in which some requests may run only by one option."""
         pending = tuple(options[p.id].narrow(p) if p.id in options else p for p in snapshot.pending)
-        plan = self._schedule(replace(snapshot, pending=pending), index, order, may_overtake, now)
+        snapshot = replace(snapshot, pending=pending)
+        plan = self._schedule(snapshot, index, order, may_overtake, now, make_preemption_plan)
         decisions = (
             decision._replace(alternative=options[decision.request_id].alternative)
             if isinstance(decision, Place) and decision.request_id in options
@@ -179,33 +219,82 @@ class WeightedAssignment(ListPolicy):
     def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Matrix:
         """The weight of each candidate on each class: ``float [candidates, classes]``, 0 where it can't run."""
         weights = np.array([self._weight(candidate, problem.mean_run_s) for candidate in problem.candidates])
-        return weights[:, None] * _speeds(problem, names) ** self._exponent
+        return weights[:, None] * _speeds(problem.candidates, names) ** self._exponent
 
     def _assign(self, problem: AssignmentProblem, class_weights: Matrix) -> _AssignedClasses:
-        """The assignment with the greatest weight, in which a move costs a restart.
+        """The assignment with the greatest weight, in which a move costs a restart, class by class.
 
         :param class_weights: as from `_class_weights`, one row for each candidate of the problem
         """
-        names, candidates = sorted(problem.capacities), problem.candidates
+        names, candidates = sorted(problem.capacities), [*problem.candidates, *problem.fixed]
         if not candidates:
-            return _AssignedClasses({}, {})
+            return _AssignedClasses({}, {}, ())
         column = {name: number for number, name in enumerate(names)}
-        start = np.array([WAITING if c.current is None else column[c.current] for c in candidates])
-        factors = np.array([_FACTORS[candidate.pending.request.priority] for candidate in candidates])
-        values = class_weights * factors[:, None]
-        weights = values.max(axis=1).tolist()
+        current = np.array([WAITING if c.current is None else column[c.current] for c in candidates])
+        values = np.vstack([class_weights, _on_their_own(current[len(class_weights) :], len(names))])
+        ranks = np.array([candidate.rank for candidate in candidates])
+        weights = (values.max(axis=1) * CLASS_FACTOR**-ranks).tolist()
         stay_s = EXPECTED_STAY_RUNS * problem.mean_run_s
         kept_part = stay_s / (stay_s + RESTART_S)
-        is_unmoved = start[:, None] == np.arange(len(names))
+        is_unmoved = current[:, None] == np.arange(len(names))
         has_run = np.array([candidate.has_run for candidate in candidates])[:, None]
         values *= np.where(is_unmoved, 1 / kept_part, np.where(has_run, kept_part, 1.0))
-        values[(values <= 0) | (_speeds(problem, names) <= 0)] = -np.inf
+        values[(values <= 0) | (_speeds(candidates, names) <= 0)] = -np.inf
         sizes = np.array([candidate.count for candidate in candidates])
-        capacities = np.array([problem.capacities[name] for name in names])
-        assigned = solve_assignment(values, sizes, capacities, start).tolist()
-        ids = [candidate.pending.id for candidate in candidates]
-        classes = [None if number == WAITING else names[number] for number in assigned]
-        return _AssignedClasses(dict(zip(ids, classes, strict=True)), dict(zip(ids, weights, strict=True)))
+        assigned = _assign_by_class(
+            values,
+            sizes,
+            np.array([problem.capacities[name] for name in names]),
+            current,
+            ranks,
+            np.arange(len(candidates)) >= len(problem.candidates),
+        )
+        ids = [candidate.pending.id for candidate in problem.candidates]
+        classes = [None if number == WAITING else names[number] for number in assigned.tolist()]
+        return _AssignedClasses(
+            dict(zip(ids, classes, strict=False)),
+            dict(zip(ids, weights, strict=False)),
+            tuple(c for c, name in zip(problem.fixed, classes[len(ids) :], strict=True) if name is None),
+        )
+
+
+def _stuck(plan: Plan, options: Mapping[str, PlacementOption]) -> set[str]:
+    """Those of the requests with an option that wait, and for which nothing ends."""
+    waits = (decision for decision in plan.decisions if isinstance(decision, Wait) and decision.request_id in options)
+    return {wait.request_id for wait in waits if wait.reason.code is not ReasonCode.PREEMPTING}
+
+
+def _assign_by_class(
+    values: Matrix, sizes: Numbers, capacities: Numbers, current: Numbers, ranks: Numbers, is_fixed: BoolVector
+) -> Numbers:
+    """The class of each candidate, or `WAITING`: the higher priority classes first.
+
+    :param values: see `solve_assignment`
+    :param ranks: ``int [candidates]`` of the priority classes
+    :param is_fixed: ``bool [candidates]``; they stay where they are unless a higher class needs their devices
+    """
+    assigned, left = current.copy(), capacities.copy()
+    for rank in np.unique(ranks):
+        is_own, is_kept = (ranks == rank) & ~is_fixed, (ranks == rank) & is_fixed & (assigned != WAITING)
+        np.subtract.at(left, assigned[is_kept], sizes[is_kept])
+        is_lower = (ranks > rank) & (assigned != WAITING)
+        is_waiting = is_own & (current == WAITING)
+        scale = CLASS_FACTOR ** (rank - ranks)
+        if is_waiting.any() and is_lower.any():
+            least = values[is_waiting] / sizes[is_waiting, None]
+            most = _BELOW * least[least > 0].min(initial=np.inf)
+            scale = np.minimum(scale, most / np.maximum(values.max(axis=1), 1e-300))
+        group = np.flatnonzero(is_own | is_lower)
+        solved = solve_assignment(values[group] * scale[group, None], sizes[group], left, assigned[group])
+        assigned[group] = solved
+        placed = is_own & (assigned != WAITING)
+        np.subtract.at(left, assigned[placed], sizes[placed])
+    return assigned
+
+
+def _on_their_own(current: Numbers, classes: int) -> Matrix:
+    """Weights of fixed requests, which run nowhere else: ``float [requests, classes]``."""
+    return np.asarray(current[:, None] == np.arange(classes), dtype=float)
 
 
 def _keep_new_holders(
@@ -216,33 +305,35 @@ def _keep_new_holders(
     Returns which candidates stay in the problem (``bool [candidates]``), and when the first of the others has had its
     time; None if there is no other.
 
-    A higher priority class that waits may take their devices all the same. Without this, requests of several devices
-    took turns on one worker within seconds: each decision began where the one before had ended.
+    Without this, requests of several devices took turns on one worker within seconds: each decision began where the one
+    before had ended.
     """
-    highest = min((pending.request.priority.rank for pending in snapshot.pending), default=len(Priority))
+    ends = list[datetime]()
 
-    is_movable, ends = list[bool](), list[datetime]()
-    for candidate in problem.candidates:
+    def keeps(candidate: Candidate) -> bool:
         lease, pending = candidate.lease, candidate.pending
-        if lease is None or candidate.current is None or highest < pending.request.priority.rank:
-            is_movable.append(True)
-            continue
+        if lease is None or candidate.current is None:
+            return False
         restart_s = usual_restart_s(candidate.count) if snapshot.min_run_s and pending.attained_service_s else 0.0
         ends_at = lease.granted_at + timedelta(seconds=snapshot.min_run_s + restart_s)
-        is_movable.append(ends_at <= now)
-        if ends_at > now:
-            ends.append(ends_at)
-            problem.capacities[candidate.current] -= candidate.count
+        if ends_at <= now:
+            return False
+        ends.append(ends_at)
+        problem.capacities[candidate.current] -= candidate.count
+        return True
+
+    is_movable = [not keeps(candidate) for candidate in problem.candidates]
+    problem.fixed = [candidate for candidate in problem.fixed if not keeps(candidate)]
     problem.candidates = [c for c, moves in zip(problem.candidates, is_movable, strict=True) if moves]
     return np.array(is_movable, dtype=bool), min(ends, default=None)
 
 
-def _speeds(problem: AssignmentProblem, names: list[str]) -> Matrix:
+def _speeds(candidates: Sequence[Candidate], names: list[str]) -> Matrix:
     """Relative speed of each candidate on each class, 0 where it can't run: ``float [candidates, classes]``."""
     rows: dict[int, int] = {}
     table: list[list[float]] = []
     row_of = []
-    for candidate in problem.candidates:
+    for candidate in candidates:
         row = rows.get(id(candidate.speeds))
         if row is None:
             row = rows[id(candidate.speeds)] = len(table)

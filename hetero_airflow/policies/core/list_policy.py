@@ -81,9 +81,18 @@ class ListPolicy:
         return self._index
 
     def _schedule(
-        self, snapshot: Snapshot, index: WorkerIndex, order: QueueOrder, may_overtake: MayOvertake | None, now: datetime
+        self,
+        snapshot: Snapshot,
+        index: WorkerIndex,
+        order: QueueOrder,
+        may_overtake: MayOvertake | None,
+        now: datetime,
+        make_preemption_plan: MakePreemptionPlan | None = None,
     ) -> Plan:
-        """The plan of one pass of the list scheduler over the queue in this order."""
+        """The plan of one pass of the list scheduler over the queue in this order.
+
+        :param make_preemption_plan: None: that of the policy
+        """
         if self._idle_cluster is None or self._idle_cluster.entries != index.entries:
             self._idle_cluster = IdleCluster(index.entries, index.matcher)
         budgets = apply_topology_wait_budgets(
@@ -92,8 +101,9 @@ class ListPolicy:
         gangs = GangQueue(snapshot, budgets.pending, index, self._idle_cluster, now)
         reservations = self._make_reservations(index, snapshot, now)
         preemption: PreemptionPlan = NoPreemption()
-        if snapshot.can_preempt and self._make_preemption_plan is not None:
-            preemption = self._make_preemption_plan(index, snapshot, now)
+        make_plan = make_preemption_plan or self._make_preemption_plan
+        if snapshot.can_preempt and make_plan is not None:
+            preemption = make_plan(index, snapshot, now)
         scheduler = ListScheduler(
             self.name, index, gangs, may_overtake, reservations, preemption, now, budgets.until, self._explanations
         )

@@ -192,6 +192,8 @@ class ListScheduler:
         request = unit[0].request
         account = self._account(request, reserved, "waits for devices to be given back")
         self._wait(unit, self._reuse_equal(request, reason, account))
+        if self._head is None and self._may_overtake is not None:
+            self._head = unit[0]
 
     def _wait_behind_head(self, unit: Sequence[PendingRequest], head: PendingRequest) -> None:
         for pending in unit:

@@ -31,6 +31,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, preempt, victim_units
+from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
 from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.core.reservation import ReservationsByNeed
 
@@ -107,22 +108,35 @@ class MigrationPlan:
         for lease in snapshot.leases:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
                 self._ending[numbers[lease.worker_id]].append(lease)
+        self._by_class = LeastLossPreemption(policy, CLASS_RULES, index, snapshot, now)
         self._may_migrate = not self._ending
         self._do_others_wait = False
         self._hopeless: set[tuple[str, int]] = set()
         self._preemptions: tuple[Preempt, ...] = ()
-        self.until: datetime | None = None
+        self._movable_at: datetime | None = None
         """When a small request becomes movable because it has had its devices for the minimum time."""
 
+    @property
+    def until(self) -> datetime | None:
+        """When more may be preempted although nothing but the time has changed."""
+        return min((at for at in (self._movable_at, self._by_class.until) if at is not None), default=None)
+
     def preemptions(self) -> Sequence[Preempt]:
-        """The leases of the requests that are migrated."""
-        return self._preemptions
+        """The leases of the requests that are migrated, and those that are taken back for higher classes."""
+        return (*self._preemptions, *self._by_class.preemptions())
 
     def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
         """False: where no migration helps, the request needs its reservation."""
         return False
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """Why a request waits for which others are migrated, or lose their leases; None where that is not possible."""
+        reason = self._plan_migration(unit, reserved)
+        if reason is None and (reason := self._by_class.plan_for(unit, reserved)) is not None:
+            self._may_migrate = False
+        return reason
+
+    def _plan_migration(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """Why a large request waits for which others are migrated; None where that is not possible."""
         pending = unit[0]
         if len(unit) > 1 or not is_large(pending):
@@ -140,7 +154,7 @@ class MigrationPlan:
         if reason is None:
             self._hopeless.add(key)
         else:
-            self._may_migrate, self.until = False, None
+            self._may_migrate, self._movable_at = False, None
         return reason
 
     def _carry_out_first(
@@ -180,8 +194,8 @@ class MigrationPlan:
         for unit in victim_units(PreemptionRules(_priority_rank, MIN_HELD_S), self._index, snapshot, self._now):
             if unit.protected_until <= self._now:
                 movable[unit.rank][unit.workers[0]].append(unit)
-            elif self.until is None or unit.protected_until < self.until:
-                self.until = unit.protected_until
+            elif self._movable_at is None or unit.protected_until < self._movable_at:
+                self._movable_at = unit.protected_until
         return movable
 
     def _migration_options(

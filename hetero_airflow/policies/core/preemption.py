@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -125,7 +125,41 @@ class VictimOption:
         return max(victim.protected_until for victim in self.victims)
 
 
-def preempt(lease: Lease, beneficiary: str, cause: str) -> Preempt:
+@dataclass(slots=True)
+class Offer:
+    """A lease that a policy takes back for its own reasons: at once, or only if a request waits for its devices."""
+
+    lease: Lease
+    class_rank: int
+    """Of its request's priority class."""
+    cause: str
+    is_unconditional: bool
+    successor: str | None = None
+    """The running request that is to have its devices: it is taken back if that one's lease is."""
+    beneficiary: str | None = None
+    """The request that waits for its devices; None if none is known to."""
+
+
+def accepted(offers: Iterable[Offer]) -> list[Preempt]:
+    """Those of the offers that are taken back."""
+    by_request = {offer.lease.request_id: offer for offer in offers}
+    found: dict[str, Offer] = {}
+    for offer in by_request.values():
+        chain = [offer]
+        while (last := chain[-1]).successor in by_request and by_request[last.successor] not in chain:
+            chain.append(by_request[last.successor])
+        if any(link.is_unconditional or link.beneficiary is not None for link in chain):
+            found[offer.lease.request_id] = offer
+    return [_taken_back(offer, found) for offer in found.values()]
+
+
+def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer]) -> Preempt:
+    beneficiary = offer.beneficiary or (offer.successor if offer.successor in accepted_offers else None)
+    gain = "" if beneficiary is None else f": {beneficiary} gains more from its devices"
+    return preempt(offer.lease, beneficiary, offer.cause + gain)
+
+
+def preempt(lease: Lease, beneficiary: str | None, cause: str) -> Preempt:
     """The decision to take this lease back."""
     return Preempt(lease.id, lease.token, lease.request_id, beneficiary, cause)
 

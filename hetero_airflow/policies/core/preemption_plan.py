@@ -17,7 +17,9 @@ them nor take back the same work.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from functools import cached_property
 from math import ceil
@@ -27,23 +29,34 @@ from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapaci
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
-from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.preemption import (
+    Offer,
     PlacementNeed,
     PreemptionRules,
     Rank,
     VictimOption,
     VictimUnit,
+    accepted,
     preempt,
     victim_units,
 )
 from hetero_airflow.policies.core.queue_order import EquivalenceClasses
-from hetero_airflow.policies.core.request_progress import waiting_progress
+from hetero_airflow.policies.core.request_progress import RequestProgress, waiting_progress
 
 _MAX_NAMED = 3
+
+
+def _class_rank_of(progress: RequestProgress, estimates: Estimates) -> Rank:
+    return (float(progress.pending.request.priority.rank),)
+
+
+CLASS_RULES = PreemptionRules(_class_rank_of, is_priority_class=True)
+"""Leases of lower priority classes are taken back for higher ones."""
 
 _NeedKey = tuple[Hashable, int, ReservedCapacity | None, Rank, bool]
 
@@ -55,10 +68,19 @@ class LeastLossPreemption:
     """The preemptions of one decision.
 
     :param policy: its name, for the cause that a preempted request is given
+    :param offers: leases that the policy takes back itself; in the snapshot they are preempted
+    :param takers: the ids of the requests for which they are offered. Requests of higher classes may have them too
     """
 
     def __init__(
-        self, policy: str, rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime
+        self,
+        policy: str,
+        rules: PreemptionRules,
+        index: WorkerIndex,
+        snapshot: Snapshot,
+        now: datetime,
+        offers: Sequence[Offer] = (),
+        takers: AbstractSet[str] = frozenset(),
     ) -> None:
         self._policy = policy
         self._rules = rules
@@ -72,6 +94,11 @@ class LeastLossPreemption:
         """Victim → the request for which it is taken back."""
         self._hopeless: set[str] = set()
         """Fingerprints of requests for which no lease can be taken back."""
+        self._unfit: set[tuple[str, ReservedCapacity | None]] = set()
+        """(fingerprint, what is reserved) of requests that fit nowhere where leases are ending."""
+        self._offers, self._takers = offers, takers
+        self._open_offers = deque(sorted((offer for offer in offers if not offer.is_unconditional), key=_class_rank))
+        self._offers_on: defaultdict[int, list[Offer]] = defaultdict(list)
         self._known_fits: dict[tuple[Hashable, ReservedCapacity | None], dict[int, tuple[int, Fit | None]]] = {}
         """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
         self._known_options: dict[_NeedKey, dict[int, tuple[int, _PricedOption | None]]] = {}
@@ -80,21 +107,31 @@ class LeastLossPreemption:
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
         self.until: datetime | None = None
         """When more may be preempted although nothing but the time has changed."""
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
+        self._numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         for lease in snapshot.leases:
-            if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
-                number = numbers[lease.worker_id]
+            if lease.state is LeaseState.PREEMPTED and lease.worker_id in self._numbers:
+                number = self._numbers[lease.worker_id]
                 capacity = self._capacity(number)
                 capacity.free(capacity.claimed_amounts(lease.claims))
                 self._ending.setdefault(number, []).append(lease.request_id)
+        for offer in offers:
+            self._offers_on[self._numbers[offer.lease.worker_id]].append(offer)
 
     def preemptions(self) -> list[Preempt]:
         """The leases to take back, in the order in which that was decided."""
-        return [
-            preempt(lease, pending.id, f"{self._policy}: its devices go to {pending.id}")
+        return accepted(self._offers) + [
+            preempt(lease, pending.id, self._cause(lease, pending))
             for unit, pending in self._beneficiaries.items()
             for lease in unit.leases
         ]
+
+    def _cause(self, lease: Lease, pending: PendingRequest) -> str:
+        """Why a lease is taken back."""
+        text = f"{self._policy}: its devices go to {pending.id}"
+        if self._rules.is_priority_class:
+            own = self._snapshot.holders[lease.request_id].request.priority
+            text += f". {pending.id} has the priority {pending.request.priority}, this task has {own}"
+        return text
 
     def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
         """Whether it can take back everything that later requests get."""
@@ -109,12 +146,40 @@ class LeastLossPreemption:
             return None
         if self._rules.period_s is not None:
             self._decide_again_at(self._now + timedelta(seconds=self._rules.period_s))
+        self._withdraw_offers(unit[0])
         return self._await_ending(unit[0], reserved) or self._take_back(unit[0], reserved)
+
+    def _withdraw_offers(self, pending: PendingRequest) -> None:
+        """Take what is offered to requests before this one in the queue, and not accepted, out of what is ending."""
+        turn = pending.request.priority.rank, pending.id not in self._takers
+        while self._open_offers and (self._open_offers[0].class_rank, False) < turn:
+            offer = self._open_offers.popleft()
+            number = self._numbers[offer.lease.worker_id]
+            if offer.beneficiary is None:
+                self._offers_on[number].remove(offer)
+                self._ending[number].remove(offer.lease.request_id)
+                capacity = self._capacity(number)
+                capacity.take(capacity.claimed_amounts(offer.lease.claims))
+
+    def _accept_offers(self, pending: PendingRequest, number: int) -> None:
+        """Accept those on a worker without which a request that waits there does not fit."""
+        capacity = self._capacity(number)
+        held = capacity.held
+        for offer in reversed(self._offers_on.get(number, ())):
+            if offer.beneficiary is None:
+                amounts = capacity.claimed_amounts(offer.lease.claims)
+                if capacity.can_hold(held, amounts):
+                    held = added(held, amounts)
+                else:
+                    offer.beneficiary = pending.id
 
     def _rank(self, pending: PendingRequest) -> Rank | None:
         return self._rules.rank(waiting_progress(pending, self._now), self._snapshot.estimates)
 
     def _await_ending(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
+        key = pending.request.fingerprint, reserved
+        if not self._ending or key in self._unfit:
+            return None
         best: tuple[float, int, Fit] | None = None
         for alternative in pending.request.alternatives:
             fit_by_worker = self._known_fits.setdefault((alternative.key, reserved), {})
@@ -128,9 +193,11 @@ class LeastLossPreemption:
             if best is not None and pending.request.is_ordered:
                 break
         if best is None:
+            self._unfit.add(key)
             return None
         _, number, fit = best
         self._capacity(number).promise(fit)
+        self._accept_offers(pending, number)
         return self._freed_reason(pending, number)
 
     def _take_back(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
@@ -250,6 +317,7 @@ class LeastLossPreemption:
         for spared in option.spared:
             del self._beneficiaries[spared]
             self._capacity(option.number).take(self._amounts(option.number, spared))
+        self._unfit.clear()
         for victim in option.victims:
             self._beneficiaries[victim] = pending
             for number in victim.workers:
@@ -286,6 +354,10 @@ class LeastLossPreemption:
         worker_id = self._index.entries[number].worker.id
         found = f"devices of worker {worker_id}, which are being freed by {_listed(self._ending[number])}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
+
+
+def _class_rank(offer: Offer) -> int:
+    return offer.class_rank
 
 
 def _fit(

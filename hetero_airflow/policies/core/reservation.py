@@ -38,8 +38,10 @@ MakeReservations = Callable[[WorkerIndex, Snapshot, datetime], Reservations]
 class PreemptionPlan(Protocol):
     """Which leases are taken back for waiting requests during one decision."""
 
-    until: datetime | None
-    """When more may be preempted although nothing but the time has changed."""
+    @property
+    def until(self) -> datetime | None:
+        """When more may be preempted although nothing but the time has changed."""
+        ...
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """The wait reason, if leases are preempted for this request or gang. None: nothing is preempted for it.

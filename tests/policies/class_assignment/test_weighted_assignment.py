@@ -138,7 +138,8 @@ def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
     snapshot = Snapshot(1, workers, {}, (a_pending("one", "v100"), a_pending("two", "v100")), can_preempt=True)
     snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
     both = a_pending("both", "v100:2", 60, priority="urgent")
-    first_plan = Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=60))
+    assert Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=60)).preemptions == ()
+    first_plan = Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=MIN_RUN_S))
     assert sorted(preemption.request_id for preemption in first_plan.preemptions) == ["one", "two"]
     first_plan = replace(
         first_plan,
@@ -146,9 +147,9 @@ def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
     )
     after_first = freed(snapshot, first_plan, EPOCH)
     leaving = tuple(lease.model_copy(update={"state": LeaseState.PREEMPTED}) for lease in after_first.leases)
-    later = a_pending("later", "v100", 61)
+    later = a_pending("later", "v100", MIN_RUN_S + 1)
     between = replace(after_first, leases=leaving, pending=(*after_first.pending, both, later))
-    plan = Assignment().decide(between, EPOCH + timedelta(seconds=62))
+    plan = Assignment().decide(between, EPOCH + timedelta(seconds=MIN_RUN_S + 2))
     assert plan.preemptions == ()
     assert plan.places == ()
     assert next(decision.request_id for decision in plan.decisions) == "both"
