@@ -40,7 +40,7 @@ _SEND_LIMIT_S = 3.0
 _RESULTS_LIMIT_S = 3.0
 """Most time that reading the results may take, beside the scheduler's loop."""
 
-_PATIENCE_S = 0.02
+_PATIENCE_S = 0.01
 """The loop waits so long for results, and once in an outage. They come in a few ms: an end is seen in the same
 heartbeat."""
 
