@@ -50,7 +50,7 @@ def with_measured_speeds(
         rows[speed.task] = {**rows.pop(speed.task, {}), speed.device_class: (speed.log_speed, speed.deviation)}
     if not rows:
         return fitted
-    ran_on = {name for summary in summaries.values() for name in summary.parts}
+    ran_on = {name for summary in summaries.values() for name in (*summary.parts, *summary.measured)}
     model = fit_class_speeds(rows, {*fitted.default_speeds, *ran_on})
     by_steps = model.speeds(rows)
     lengths = {task: _typical_lengths(fitted, task, summary) for task, summary in summaries.items() if task not in rows}

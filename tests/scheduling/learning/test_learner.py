@@ -13,7 +13,7 @@ from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, NO_ESTIMAT
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.run import MeasuredSpeed, RunEnd
 from hetero_airflow.scheduling.learning.learner import RUNS_PER_TASK, Learner
 from hetero_airflow.scheduling.learning.speed_fit import MIN_RUN_S, USUAL_SPREAD
 from hetero_airflow.store.memory import MemoryStore
@@ -109,6 +109,14 @@ def test_devices_without_data_sheets_are_learned_separately():
     estimates = learned(*took(*[100.0] * 5, on=X1), *took(*[400.0] * 5, on=CPU), classes=[V100])
     assert (middle(estimates, X1), middle(estimates, CPU)) == (pytest.approx(100), pytest.approx(400))
     assert estimates.duration_s(TRAIN, V100) is None
+
+
+def test_a_task_that_also_ran_where_no_data_sheet_is_known_learns_beside_one_that_reports_steps():
+    learner = Learner()
+    learner.learn([*took(100.0, 100.0, on=V100), *took(400.0, 400.0, on=X1)])
+    learner.learn_speeds([MeasuredSpeed(("dag", "steps"), V100, 1.0, 0.05, 720, 60.0)])
+    estimates = learner.estimates(frozenset({V100}))
+    assert estimates.relative_speeds(TRAIN, frozenset({V100, X1})) == {V100: 1.0, X1: pytest.approx(0.25, rel=0.1)}
 
 
 def test_the_interval_covers_the_spread_of_the_runs():
