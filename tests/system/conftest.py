@@ -95,6 +95,7 @@ def airflow(tmp_path_factory, board):
         **own_lease_folder(home),
         "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
         "AIRFLOW__HETERO__GRACE_S": "10",
+        "AIRFLOW__HETERO__MIN_RUN_S": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(board.parent), os.environ.get("PYTHONPATH")))),
         "BOARD": str(board),
     }
