@@ -133,3 +133,4 @@ def test_the_quota_that_refuses_a_claim_is_read_from_the_pods_events(api, cluste
     assert [name for name, _ in api.deletions] == [pod["metadata"]["name"]]
     reads = [path for method, path, _ in api.requests if method == "GET" and path.endswith("/events")]
     assert reads == ["/api/v1/namespaces/default/events"], "once"
+    cluster.until(lambda: cluster.look(handed_over.lease, "queued") is Liveness.GONE)  # even if no watch saw the pod
