@@ -19,9 +19,9 @@ from hetero_airflow.model.snapshot import MIN_RUN_S, PendingRequest, Snapshot
 from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.testing import EPOCH, a_pending, snapshots
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, snapshots
 from tests.effort import effort
-from tests.policies.class_assignment.test_weighted_assignment import a_host, held
+from tests.policies.class_assignment.test_weighted_assignment import FOUR, a_host, anywhere, held, known, where
 from tests.policies.every_policy import make
 from tests.policies.test_contract import fits, take, usage_of
 
@@ -39,6 +39,7 @@ def test_who_waits_first_gets_the_leases_of_lower_classes(name: str, snapshot: S
     snapshot = replace(snapshot, min_run_s=min_run_s)
     plan = make(name).decide(snapshot, EPOCH)
     assert_what_has_just_begun_is_kept(snapshot, plan)
+    assert_notices_name_the_priorities_where_they_are_the_reason(snapshot, plan)
     first = next((d for d in plan.decisions if isinstance(d, Wait) and d.reason.is_transient), None)
     if first is None or first.reason.code is ReasonCode.PREEMPTING:
         return
@@ -53,6 +54,16 @@ def assert_what_has_just_begun_is_kept(snapshot: Snapshot, plan: Plan) -> None:
         for lease in snapshot.leases
         if lease.id in taken
     )
+
+
+def assert_notices_name_the_priorities_where_they_are_the_reason(snapshot: Snapshot, plan: Plan) -> None:
+    priority = {pending.id: pending.request.priority for pending in (*snapshot.pending, *snapshot.holders.values())}
+    for preemption in plan.preemptions:
+        wanted, own = priority.get(preemption.beneficiary or ""), priority[preemption.request_id]
+        if wanted in (None, own):
+            assert "has the priority" not in preemption.cause
+        else:
+            assert f"{preemption.beneficiary} has the priority {wanted}, this task has {own}" in preemption.cause
 
 
 def could_run_without_lower_classes(snapshot: Snapshot, plan: Plan, request: PendingRequest) -> bool:
@@ -95,6 +106,51 @@ def test_without_preemption_within_a_class_the_default_takes_back_what_priority_
     snapshot = replace(snapshot, preempts_within_class=False, protects_unsaved=protects)
     default, by_priority = (policy.decide(snapshot, EPOCH) for policy in (Assignment(), PriorityPolicy()))
     assert taken_back(default) == taken_back(by_priority)
+
+
+@pytest.mark.parametrize("name", ["priority", "assignment", "makespan", "load_balance"])
+@thorough
+@given(snapshot=snapshots(can_preempt=True).filter(lambda snapshot: snapshot.workers))
+def test_leases_that_nobody_above_can_use_change_nothing_for_the_classes_above(name: str, snapshot: Snapshot) -> None:
+    board = a_worker("far", (a_device("far-0", "alveo-u250", "64GiB", vendor="amd", kind="fpga"),))
+    far = Snapshot(1, (board,), {}, (a_pending("low", "fpga", priority="low"),))
+    far = held(far, make(name).decide(far, EPOCH), EPOCH - timedelta(days=1))
+    both = replace(
+        snapshot,
+        workers=(*snapshot.workers, board),
+        leases=(*snapshot.leases, *far.leases),
+        usage={**snapshot.usage, **far.usage},
+        holders={**snapshot.holders, **far.holders},
+    )
+    alone, beside = (make(name).decide(seen, EPOCH) for seen in (snapshot, both))
+    assert len(far.leases) == 1
+    assert where(beside) == where(alone)
+    assert taken_back(beside) == taken_back(alone)
+
+
+def test_a_newcomer_goes_before_an_older_request_that_has_run_long_also_where_a_low_one_runs() -> None:
+    old = a_pending("old", "v100", attained_service_s={"nvidia/v100": 36_000.0})
+    new = a_pending("new", "v100", 35_000)
+    hosts = a_host("v100-0", v100=1), a_host("k80-0", k80=1)
+    snapshot = Snapshot(1, hosts, {}, (a_pending("low", "k80", priority="low"),), can_preempt=True)
+    for before in (snapshot, held(snapshot, Assignment().decide(snapshot, EPOCH))):
+        crowded = replace(before, pending=(old, new))
+        assert where(Assignment().decide(crowded, EPOCH + timedelta(seconds=36_000))) == {"new": "v100-0"}
+
+
+def test_a_notice_names_the_priorities_also_where_the_lease_was_offered_to_its_own_class() -> None:
+    estimates = known(("a", FOUR[0]), ("b", FOUR[0]), ("loses", FOUR[1]))
+    snapshot = Snapshot(
+        1, (a_host("v100-0", v100=2), a_host("k80-0", k80=2)), {}, (anywhere("a"), anywhere("b")),
+        can_preempt=True, estimates=estimates,
+    )  # fmt: skip
+    snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+    half = a_pending("half", "v100:0.5", 3600, priority="urgent")
+    snapshot = replace(snapshot, pending=(anywhere("loses", 3600), half))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert [preemption.cause for preemption in plan.preemptions] == [
+        "to move to nvidia/k80: half has the priority urgent, this task has medium"
+    ]
 
 
 def taken_back(plan: Plan) -> list[tuple[str, str | None]]:

@@ -156,11 +156,11 @@ def _offers(pairs: Iterable[tuple[Candidate, Candidate | None]], classes: ClassB
             continue
         to = classes[candidate.pending.id]
         is_wanted = beneficiary is not None and beneficiary.rank == candidate.rank
-        successor = beneficiary.pending.id if beneficiary and is_wanted and beneficiary.lease else None
+        successor = beneficiary.pending if beneficiary and is_wanted and beneficiary.lease else None
         if to not in (None, candidate.current):
-            yield Offer(candidate.lease, candidate.rank, f"to move to {to}", not is_wanted, successor)
+            yield Offer(candidate.lease, candidate.pending, f"to move to {to}", not is_wanted, successor)
         elif is_wanted:
-            yield Offer(candidate.lease, candidate.rank, "to wait or to go elsewhere", False, successor)
+            yield Offer(candidate.lease, candidate.pending, "to wait or to go elsewhere", False, successor)
 
 
 def _paired(

@@ -283,7 +283,7 @@ def _assign_by_class(
         if is_waiting.any() and is_lower.any():
             least = values[is_waiting] / sizes[is_waiting, None]
             most = _BELOW * least[least > 0].min(initial=np.inf)
-            scale = np.minimum(scale, most / np.maximum(values.max(axis=1), 1e-300))
+            scale[is_lower] = np.minimum(scale, most / np.maximum(values.max(axis=1), 1e-300))[is_lower]
         group = np.flatnonzero(is_own | is_lower)
         solved = solve_assignment(values[group] * scale[group, None], sizes[group], left, assigned[group])
         assigned[group] = solved

@@ -23,16 +23,21 @@ from hetero_airflow.matching.future_capacity import FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
-from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
-from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, preempt, victim_units
+from hetero_airflow.policies.core.preemption import (
+    PreemptionRules,
+    Rank,
+    VictimUnit,
+    class_rank_of,
+    preempt,
+    victim_units,
+)
 from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
-from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.core.reservation import ReservationsByNeed
 
 MIN_HELD_S = 70.0
@@ -191,7 +196,7 @@ class MigrationPlan:
             and cache.fits_anywhere(holder.request)
         )
         snapshot = replace(self._snapshot, leases=leases)
-        for unit in victim_units(PreemptionRules(_priority_rank, MIN_HELD_S), self._index, snapshot, self._now):
+        for unit in victim_units(PreemptionRules(class_rank_of, MIN_HELD_S), self._index, snapshot, self._now):
             if unit.protected_until <= self._now:
                 movable[unit.rank][unit.workers[0]].append(unit)
             elif self._movable_at is None or unit.protected_until < self._movable_at:
@@ -290,7 +295,7 @@ class MigrationPlan:
             self._index.take(number, migrated_fit, self._now)
         cause = f"{self._policy}: moves to other devices, so that {pending.id} gets several devices of one worker"
         self._preemptions += tuple(
-            preempt(lease, pending.id, cause) for victim in option.victims for lease in victim.leases
+            preempt(lease, pending, cause) for victim in option.victims for lease in victim.leases
         )
         worker_id, moves = self._index.entries[option.number].worker.id, len(option.leases)
         movers = "1 request moves" if moves == 1 else f"{moves} requests move"
@@ -308,7 +313,3 @@ def _without(capacity: FutureCapacity, leases: Iterable[Lease]) -> list[Allocati
 
 def _queue_key(pending: PendingRequest) -> tuple[int, int, datetime, str]:
     return pending.request.priority.rank, -pending.weight, pending.submitted_at, pending.id
-
-
-def _priority_rank(progress: RequestProgress, estimates: Estimates) -> Rank | None:
-    return (float(progress.pending.request.priority.rank),)

@@ -27,7 +27,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import usual_restart_s
-from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.request_progress import RequestProgress, running_progress
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -130,38 +130,56 @@ class Offer:
     """A lease that a policy takes back for its own reasons: at once, or only if a request waits for its devices."""
 
     lease: Lease
-    class_rank: int
-    """Of its request's priority class."""
+    holder: PendingRequest
     cause: str
     is_unconditional: bool
-    successor: str | None = None
+    successor: PendingRequest | None = None
     """The running request that is to have its devices: it is taken back if that one's lease is."""
-    beneficiary: str | None = None
+    beneficiary: PendingRequest | None = None
     """The request that waits for its devices; None if none is known to."""
+
+    @property
+    def class_rank(self) -> int:
+        """Of its holder's priority class."""
+        return self.holder.request.priority.rank
 
 
 def accepted(offers: Iterable[Offer]) -> list[Preempt]:
     """Those of the offers that are taken back."""
-    by_request = {offer.lease.request_id: offer for offer in offers}
+    by_request = {offer.holder.id: offer for offer in offers}
     found: dict[str, Offer] = {}
     for offer in by_request.values():
         chain = [offer]
-        while (last := chain[-1]).successor in by_request and by_request[last.successor] not in chain:
-            chain.append(by_request[last.successor])
+        while (link := chain[-1]).successor and (after := by_request.get(link.successor.id)) and after not in chain:
+            chain.append(after)
         if any(link.is_unconditional or link.beneficiary is not None for link in chain):
-            found[offer.lease.request_id] = offer
+            found[offer.holder.id] = offer
     return [_taken_back(offer, found) for offer in found.values()]
 
 
 def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer]) -> Preempt:
-    beneficiary = offer.beneficiary or (offer.successor if offer.successor in accepted_offers else None)
-    gain = "" if beneficiary is None else f": {beneficiary} gains more from its devices"
+    successor = offer.successor if offer.successor and offer.successor.id in accepted_offers else None
+    beneficiary = offer.beneficiary or successor
+    gain = "" if beneficiary is None else f": {advantage_of(beneficiary, offer.holder)}"
     return preempt(offer.lease, beneficiary, offer.cause + gain)
 
 
-def preempt(lease: Lease, beneficiary: str | None, cause: str) -> Preempt:
+def advantage_of(beneficiary: PendingRequest, holder: PendingRequest) -> str:
+    """Why the first request gets devices of the second."""
+    wanted, own = beneficiary.request.priority, holder.request.priority
+    if wanted is own:
+        return f"{beneficiary.id} gains more from its devices"
+    return f"{beneficiary.id} has the priority {wanted}, this task has {own}"
+
+
+def preempt(lease: Lease, beneficiary: PendingRequest | None, cause: str) -> Preempt:
     """The decision to take this lease back."""
-    return Preempt(lease.id, lease.token, lease.request_id, beneficiary, cause)
+    return Preempt(lease.id, lease.token, lease.request_id, beneficiary.id if beneficiary else None, cause)
+
+
+def class_rank_of(progress: RequestProgress, estimates: Estimates) -> Rank:
+    """The rank by priority class alone."""
+    return (float(progress.pending.request.priority.rank),)
 
 
 def victim_units(rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> list[VictimUnit]:

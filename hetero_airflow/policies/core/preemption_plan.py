@@ -23,13 +23,12 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from functools import cached_property
 from math import ceil
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
-from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
@@ -42,20 +41,18 @@ from hetero_airflow.policies.core.preemption import (
     VictimOption,
     VictimUnit,
     accepted,
+    advantage_of,
+    class_rank_of,
     preempt,
     victim_units,
 )
 from hetero_airflow.policies.core.queue_order import EquivalenceClasses
-from hetero_airflow.policies.core.request_progress import RequestProgress, waiting_progress
+from hetero_airflow.policies.core.request_progress import waiting_progress
 
 _MAX_NAMED = 3
 
 
-def _class_rank_of(progress: RequestProgress, estimates: Estimates) -> Rank:
-    return (float(progress.pending.request.priority.rank),)
-
-
-CLASS_RULES = PreemptionRules(_class_rank_of, is_priority_class=True)
+CLASS_RULES = PreemptionRules(class_rank_of, is_priority_class=True)
 """Leases of lower priority classes are taken back for higher ones."""
 
 _NeedKey = tuple[Hashable, int, ReservedCapacity | None, Rank, bool]
@@ -97,7 +94,9 @@ class LeastLossPreemption:
         self._unfit: set[tuple[str, ReservedCapacity | None]] = set()
         """(fingerprint, what is reserved) of requests that fit nowhere where leases are ending."""
         self._offers, self._takers = offers, takers
-        self._open_offers = deque(sorted((offer for offer in offers if not offer.is_unconditional), key=_class_rank))
+        self._open_offers = deque(
+            sorted((offer for offer in offers if not offer.is_unconditional), key=attrgetter("class_rank"))
+        )
         self._offers_on: defaultdict[int, list[Offer]] = defaultdict(list)
         self._known_fits: dict[tuple[Hashable, ReservedCapacity | None], dict[int, tuple[int, Fit | None]]] = {}
         """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
@@ -120,7 +119,7 @@ class LeastLossPreemption:
     def preemptions(self) -> list[Preempt]:
         """The leases to take back, in the order in which that was decided."""
         return accepted(self._offers) + [
-            preempt(lease, pending.id, self._cause(lease, pending))
+            preempt(lease, pending, self._cause(lease, pending))
             for unit, pending in self._beneficiaries.items()
             for lease in unit.leases
         ]
@@ -129,8 +128,7 @@ class LeastLossPreemption:
         """Why a lease is taken back."""
         text = f"{self._policy}: its devices go to {pending.id}"
         if self._rules.is_priority_class:
-            own = self._snapshot.holders[lease.request_id].request.priority
-            text += f". {pending.id} has the priority {pending.request.priority}, this task has {own}"
+            text += f". {advantage_of(pending, self._snapshot.holders[lease.request_id])}"
         return text
 
     def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
@@ -171,7 +169,7 @@ class LeastLossPreemption:
                 if capacity.can_hold(held, amounts):
                     held = added(held, amounts)
                 else:
-                    offer.beneficiary = pending.id
+                    offer.beneficiary = pending
 
     def _rank(self, pending: PendingRequest) -> Rank | None:
         return self._rules.rank(waiting_progress(pending, self._now), self._snapshot.estimates)
@@ -354,10 +352,6 @@ class LeastLossPreemption:
         worker_id = self._index.entries[number].worker.id
         found = f"devices of worker {worker_id}, which are being freed by {_listed(self._ending[number])}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
-
-
-def _class_rank(offer: Offer) -> int:
-    return offer.class_rank
 
 
 def _fit(
