@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
-from hetero_airflow.executor.context.attained_service import AttainedService
+from hetero_airflow.executor.context.attained_service import AttainedService, ServiceRecord
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import ReasonCode, Wait
@@ -96,21 +95,22 @@ class PendingTask:
         assert self.request is not None
         return (self.original_request or self.request).alternatives.index(self.request.alternatives[alternative])
 
-    def as_pending(self, submitted_at: datetime, attained_service_s: Mapping[str, float]) -> PendingRequest:
+    def as_pending(self, before: ServiceRecord) -> PendingRequest:
         """The task in the store's queue; its request must be resolved."""
         assert self.request is not None
         ti = self.workload.ti
         return PendingRequest(
             id=self.request_id,
             request=self.request,
-            submitted_at=submitted_at,
+            submitted_at=before.submitted_at,
             weight=ti.priority_weight,
             dag_id=ti.dag_id,
             run_id=ti.run_id,
             task_id=ti.task_id,
             map_index=-1 if ti.map_index is None else ti.map_index,
             try_number=ti.try_number,
-            attained_service_s=attained_service_s,
+            attained_service_s=before.seconds,
+            interruptions=before.interruptions,
             gang=self.gang,
             gang_size=self.gang_size,
         )
@@ -184,8 +184,8 @@ class TaskQueue:
 
     def submit(self, task: PendingTask) -> None:
         """Put the request of a task into the store's queue."""
-        submitted_at, service_s = self.attained_service.before(task.request_id, task.since)
-        self.events.append(RequestSubmitted(task.as_pending(submitted_at, service_s)))
+        before = self.attained_service.before(task.request_id, task.since)
+        self.events.append(RequestSubmitted(task.as_pending(before)))
 
     def withdraw(self, task: PendingTask, cause: str) -> None:
         """Take the request of a task out of the store's queue."""

@@ -21,6 +21,7 @@ from hetero_airflow.contract.envelope import RequestOrTemplate
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.context.attained_service import ServiceRecord
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.reconcile import is_settled
@@ -85,7 +86,7 @@ class PlacementChecks:
 
     def _decide(self, keys: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
         """Act on the newest decision on each check; `keys`: request id → key."""
-        checks = [self.tasks[key].as_pending(self.tasks[key].since, {}) for key in keys.values()]
+        checks = [self.tasks[key].as_pending(ServiceRecord(self.tasks[key].since)) for key in keys.values()]
         names = TaskNames.of(snapshot)
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
             if isinstance(decision, Place | Refuse):

@@ -42,6 +42,8 @@ class PendingRequest:
     gang_size: int = 1
     is_paused: bool = False
     """A person keeps it out of placement."""
+    interruptions: int = 0
+    """How often it lost its devices before its end and went on later."""
 
     @property
     def task(self) -> TaskName:

@@ -34,6 +34,8 @@ YOUNG, LATE = 0.15, 30.0
 class Assignment(WeightedAssignment):
     """Knows no durations; uses speeds where they are known, and is fair by age where they are not."""
 
+    bounds_interruptions = True
+
     def __init__(self) -> None:
         super().__init__("assignment", weight, EXPONENT)
 

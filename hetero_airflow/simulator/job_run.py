@@ -93,6 +93,7 @@ class JobRun:
                 request_id, job.request, simulated_time(submitted_s), job.weight, job.group, job.run or job.id,
                 task_id, rank if is_gang else -1, 1, dict(self.attained_service_s),
                 job.id if is_gang else job.gang, job.ranks if is_gang else job.gang_size,
+                interruptions=self.preemptions,
             )  # fmt: skip
 
     def begin(self, now_s: float, overhead_s: float) -> float:

@@ -196,6 +196,13 @@ request = sa.Table(
         server_default="{}",
         comment="Device class → seconds held before, a JSON object",
     ),
+    sa.Column(
+        "interruptions",
+        sa.Integer,
+        nullable=False,
+        server_default="0",
+        comment="How often it lost its devices before its end and went on later",
+    ),
     sa.Column("gang", ID, comment="Placed together with the others of this name"),
     sa.Column("gang_size", sa.Integer, nullable=False, server_default="1"),
     sa.Column(

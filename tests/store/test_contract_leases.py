@@ -58,7 +58,7 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
 
 
 def test_who_holds_a_lease_is_known_until_it_ends(store):
-    pending = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, gang="g", gang_size=1)
+    pending = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, interruptions=3, gang="g", gang_size=1)
     store.record([WorkerSeen(a_worker()), RequestSubmitted(pending)], EPOCH)
     assert (store.snapshot().pending, store.snapshot().holders) == ((pending,), {})
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))

@@ -6,8 +6,7 @@ had when it was submitted counts: its first submission, and its service before t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hetero_airflow.model.device import device_class
@@ -28,6 +27,8 @@ class ServiceRecord:
     """The first submission."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Device class → seconds for which the request held devices."""
+    interruptions: int = 0
+    """How often it lost its devices and went on later."""
 
 
 class AttainedService:
@@ -51,8 +52,9 @@ class AttainedService:
         return request_id in self._records
 
     def take_over(self, pending: PendingRequest) -> None:
-        """Take over a request that another scheduler placed, as the store has it."""
-        self._put(pending.id, ServiceRecord(pending.submitted_at, dict(pending.attained_service_s)))
+        """Take over a request that another scheduler placed, as the store has it, and that was interrupted since."""
+        record = ServiceRecord(pending.submitted_at, dict(pending.attained_service_s), pending.interruptions + 1)
+        self._put(pending.id, record)
 
     def end(self, lease: Lease, worker: Worker | None, end: RunEnd | None, now: datetime) -> None:
         """Note that a lease has ended. Its service is kept only if the request goes on later."""
@@ -62,6 +64,7 @@ class AttainedService:
         if end not in (RunEnd.PAUSED, None):
             del self._records[lease.request_id]
             return
+        record.interruptions += 1
         devices = {device.id: device for device in worker.devices} if worker else {}
         held = [devices[claim.device_id] for claim in lease.claims if claim.device_id in devices]
         first = next((device for device in held if device.kind != "cpu"), held[0] if held else None)
@@ -69,7 +72,7 @@ class AttainedService:
             name = device_class(first)
             record.seconds[name] = record.seconds.get(name, 0.0) + (now - lease.granted_at).total_seconds()
 
-    def before(self, request_id: str, now: datetime) -> tuple[datetime, Mapping[str, float]]:
+    def before(self, request_id: str, now: datetime) -> ServiceRecord:
         """When a waiting request was first submitted, and its service since; `now` and nothing if it is new."""
-        record = self._records.get(request_id)
-        return (record.submitted_at, dict(record.seconds)) if record is not None else (now, {})
+        record = self._records.get(request_id) or ServiceRecord(now)
+        return replace(record, seconds=dict(record.seconds))

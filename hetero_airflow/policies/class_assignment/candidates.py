@@ -98,6 +98,8 @@ class AssignmentProblem:
     """Device class → number of the worker → devices whose leases are taken back and have not ended."""
     fixed: list[Candidate] = field(default_factory=list)
     """Running requests that give way only to higher priority classes: shares don't count, gangs do."""
+    settled: frozenset[str] = frozenset()
+    """The ids of candidates that go before all others of their class, and give way to none of them."""
 
     def restrict_to(self, candidates: Sequence[Candidate], other_ids: AbstractSet[str]) -> None:
         """Keep only these candidates, with the capacity that the requests with the other ids leave them."""

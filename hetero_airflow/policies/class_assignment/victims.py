@@ -102,6 +102,7 @@ class _FreeDevices:
         for name, workers in problem.ending.items():
             self._free[name].update(workers)
         self._numbers = numbers
+        self._settled = problem.settled
         for candidate in leaving:
             self._give_back(candidate)
         self._staying: defaultdict[str, defaultdict[int, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
@@ -124,7 +125,8 @@ class _FreeDevices:
         for number, candidates in sorted(self._staying[name].items()):
             free, victims = self._free[name][number], list[Candidate]()
             for candidate in sorted(candidates, key=lambda c: (weights[c.pending.id], c.pending.id)):
-                if free < count and candidate.count < count and candidate.rank == arriving.rank:
+                may_go = candidate.rank == arriving.rank and candidate.pending.id not in self._settled
+                if free < count and candidate.count < count and may_go:
                     victims.append(candidate)
                     free += candidate.count
             if free >= count:

@@ -90,7 +90,8 @@ class SimulatedFuture:
             if lease is not None and holder is not None:
                 name, held_s = self._device_class(lease), self._held_s(lease)
                 service_s = {**holder.attained_service_s, name: holder.attained_service_s.get(name, 0.0) + held_s}
-                pending = [*self._pending.values(), replace(holder, attained_service_s=service_s)]
+                back = replace(holder, attained_service_s=service_s, interruptions=holder.interruptions + 1)
+                pending = [*self._pending.values(), back]
                 pending.sort(key=lambda request: (request.submitted_at, request.id))
                 self._pending = {request.id: request for request in pending}
         for decision in plan.decisions:

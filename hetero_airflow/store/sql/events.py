@@ -282,6 +282,7 @@ def _request_columns(pending: PendingRequest) -> dict[str, Any]:
         "weight": pending.weight,
         "submitted_at": pending.submitted_at,
         "served": SERVED.dump_json(dict(pending.attained_service_s)).decode(),
+        "interruptions": pending.interruptions,
         "gang": pending.gang or None,
         "gang_size": pending.gang_size,
         "state": "waiting",

@@ -137,6 +137,7 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         row.gang or "",
         row.gang_size,
         row.is_paused,
+        row.interruptions,
     )
 
 

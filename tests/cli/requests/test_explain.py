@@ -279,6 +279,7 @@ def test_json_is_the_whole_history():
             "gang": "",
             "gang_size": 1,
             "is_paused": False,
+            "interruptions": 0,
         },
         "state": "waiting",
         "ended_at": None,

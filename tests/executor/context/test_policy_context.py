@@ -78,10 +78,12 @@ def test_a_request_that_goes_on_later_keeps_its_place_and_its_service():
     services.begin("r", EPOCH)
     lease = a_lease("r", ago_s=9, **{"GPU-0": 1000})
     services.end(lease, a_worker(), RunEnd.PAUSED, EPOCH)
-    submitted_at, seconds = services.before("r", EPOCH + timedelta(seconds=20))
-    assert (submitted_at, list(seconds.values())) == (EPOCH, [9.0])
+    before = services.before("r", EPOCH + timedelta(seconds=20))
+    assert (before.submitted_at, list(before.seconds.values()), before.interruptions) == (EPOCH, [9.0], 1)
     services.end(lease, a_worker(), RunEnd.FINISHED, EPOCH + timedelta(seconds=30))
     assert not services.knows("r")
+    services.take_over(a_pending("r", interruptions=2))
+    assert services.before("r", EPOCH).interruptions == 3
 
 
 def test_requests_that_other_schedulers_finished_are_forgotten(monkeypatch):

@@ -16,7 +16,8 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import MIN_RUN_S, DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.assignment import Assignment
-from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
+from hetero_airflow.policies.class_assignment import weighted_assignment
+from hetero_airflow.policies.class_assignment.weighted_assignment import MAX_INTERRUPTIONS, WeightedAssignment
 from hetero_airflow.policies.load_balance import LoadBalance
 from hetero_airflow.policies.makespan import Makespan
 from hetero_airflow.scheduling.validation import plan_faults
@@ -290,6 +291,65 @@ def test_a_holder_of_several_devices_keeps_them_for_its_minimum_run_time(seed: i
     assert taken_back
     shortest_s = min(interval.end_s - interval.start_s for interval in taken_back)
     assert shortest_s >= MIN_RUN_S - 1e-3, "simulated times are in microseconds"
+
+
+@long
+@pytest.mark.parametrize("seed", range(effort(1, 4)))
+def test_after_many_interruptions_a_request_never_moves_to_slower_devices(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weighted_assignment, "MAX_INTERRUPTIONS", 2)
+    options = Options(restart_s=fixed_restart_s(60), knowledge=Knowledge.SPEEDS)
+    workload = Workload("mixed", mixed_jobs(seed))
+    speeds = {job.id: job.speeds for job in workload.jobs}
+    record = Simulation(workload, parse_cluster("v100=8,p100=8,k80=8"), Assignment(), "assignment", options).run()
+    assert all(job.finished_s is not None for job in record.jobs)
+    later = [(job.id, *pair) for job in record.jobs for pair in pairwise(job.intervals[2:])]
+    assert later
+    for job_id, before, after in later:
+        assert speeds[job_id][after.device_class] >= speeds[job_id][before.device_class]
+
+
+def running(**fields: object) -> Snapshot:
+    """An hour ago, this request of a long-running task got the K80 of the first host."""
+    pending = (anywhere("runs", attained_service_s={K80: 36_000.0}, **fields),)
+    snapshot = Snapshot(1, (a_host("k80-0", k80=1),), {}, pending, can_preempt=True, estimates=known(("runs", FOUR[1])))
+    return held(snapshot, Assignment().decide(snapshot, EPOCH))
+
+
+@pytest.mark.parametrize(
+    ("interruptions", "waited_s", "priority", "gives_way"),
+    [
+        (0, 0, "medium", True),
+        (MAX_INTERRUPTIONS - 1, 5e6, "medium", True),
+        (MAX_INTERRUPTIONS, 5e6, "medium", False),
+        (MAX_INTERRUPTIONS, 0, "high", True),
+    ],
+)
+def test_a_request_gives_way_to_its_own_class_until_it_was_interrupted_often(
+    interruptions: int, waited_s: float, priority: str, gives_way: bool
+) -> None:
+    now = EPOCH + timedelta(hours=1)
+    waiting = a_pending("waits", "k80", 3600 - waited_s, priority=priority)
+    plan = Assignment().decide(replace(running(interruptions=interruptions), pending=(waiting,)), now)
+    assert len(plan.preemptions) == gives_way
+
+
+def test_a_request_that_gives_way_no_more_still_moves_to_a_faster_device() -> None:
+    snapshot = running(interruptions=MAX_INTERRUPTIONS)
+    snapshot = replace(snapshot, workers=(*snapshot.workers, a_host("v100-0", v100=1)))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert [preemption.cause for preemption in plan.preemptions] == ["to move to nvidia/v100"]
+
+
+def test_a_large_request_does_not_clear_a_worker_of_one_that_gives_way_no_more() -> None:
+    workers, now = (a_host("v100-0", v100=2),), EPOCH + timedelta(hours=1)
+    for interruptions, cleared in ((0, ["small"]), (MAX_INTERRUPTIONS, [])):
+        small = a_pending("small", "v100", interruptions=interruptions, attained_service_s={V100: 36_000.0})
+        snapshot = Snapshot(1, workers, {}, (small,), can_preempt=True)
+        snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+        plan = Assignment().decide(replace(snapshot, pending=(a_pending("large", "v100:2", -5e6),)), now)
+        assert [preemption.request_id for preemption in plan.preemptions] == cleared
 
 
 @pytest.mark.parametrize("policy", POLICIES)
