@@ -149,7 +149,8 @@ def test_a_notice_names_the_priorities_also_where_the_lease_was_offered_to_its_o
     snapshot = replace(snapshot, pending=(anywhere("loses", 3600), half))
     plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
     assert [preemption.cause for preemption in plan.preemptions] == [
-        "to move to nvidia/k80: half has the priority urgent, this task has medium"
+        "to move to nvidia/k80, where it runs about 0.9 times as fast: "
+        "half has the priority urgent, this task has medium"
     ]
 
 

@@ -159,10 +159,10 @@ def _offers(pairs: Iterable[tuple[Candidate, Candidate | None]], classes: ClassB
         to = classes[candidate.pending.id]
         is_wanted = beneficiary is not None and beneficiary.rank == candidate.rank
         successor = beneficiary.pending if beneficiary and is_wanted and beneficiary.lease else None
-        if to not in (None, candidate.current):
-            yield Offer(candidate.lease, candidate.pending, f"to move to {to}", not is_wanted, successor)
-        elif is_wanted:
-            yield Offer(candidate.lease, candidate.pending, "to wait or to go elsewhere", False, successor)
+        moves_to = to if to != candidate.current else None
+        if moves_to or is_wanted:
+            here = str(candidate.current)
+            yield Offer(candidate.lease, candidate.pending, here, moves_to, not is_wanted, successor)
 
 
 def _paired(

@@ -28,8 +28,13 @@ from hetero_airflow.model.plan import Preempt
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.request_progress import RequestProgress, running_progress
-from hetero_airflow.units import MILLI_PER_DEVICE
+from hetero_airflow.policies.core.request_progress import (
+    RequestProgress,
+    remaining_s,
+    running_progress,
+    waiting_progress,
+)
+from hetero_airflow.units import MILLI_PER_DEVICE, format_duration
 
 Rank = tuple[float, ...]
 """The smaller rank goes first and takes back the greater. All ranks of one policy have one length."""
@@ -131,7 +136,10 @@ class Offer:
 
     lease: Lease
     holder: PendingRequest
-    cause: str
+    device_class: str
+    """Of its devices."""
+    moves_to: str | None
+    """The device class to which its holder moves; None: it waits, or goes where the list scheduler puts it."""
     is_unconditional: bool
     successor: PendingRequest | None = None
     """The running request that is to have its devices: it is taken back if that one's lease is."""
@@ -144,7 +152,7 @@ class Offer:
         return self.holder.request.priority.rank
 
 
-def accepted(offers: Iterable[Offer]) -> list[Preempt]:
+def accepted(offers: Iterable[Offer], estimates: Estimates, now: datetime) -> list[Preempt]:
     """Those of the offers that are taken back."""
     by_request = {offer.holder.id: offer for offer in offers}
     found: dict[str, Offer] = {}
@@ -154,21 +162,49 @@ def accepted(offers: Iterable[Offer]) -> list[Preempt]:
             chain.append(after)
         if any(link.is_unconditional or link.beneficiary is not None for link in chain):
             found[offer.holder.id] = offer
-    return [_taken_back(offer, found) for offer in found.values()]
+    return [_taken_back(offer, found, estimates, now) for offer in found.values()]
 
 
-def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer]) -> Preempt:
+def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer], estimates: Estimates, now: datetime) -> Preempt:
     successor = offer.successor if offer.successor and offer.successor.id in accepted_offers else None
-    beneficiary = offer.beneficiary or successor
-    gain = "" if beneficiary is None else f": {advantage_of(beneficiary, offer.holder)}"
-    return preempt(offer.lease, beneficiary, offer.cause + gain)
+    beneficiary, holder = offer.beneficiary or successor, offer.holder
+    cause = "to wait or to go elsewhere"
+    if offer.moves_to is not None:
+        speed = _speed_there(offer, holder, estimates)
+        cause = f"to move to {offer.moves_to}" + (f", where it runs {speed}" if speed else "")
+    if beneficiary is None:
+        return preempt(offer.lease, None, cause)
+    if beneficiary.request.priority is not holder.request.priority:
+        return preempt(offer.lease, beneficiary, f"{cause}: {priorities(beneficiary, holder)}")
+    cause += f": {beneficiary.id} gains more from its devices"
+    if speed := _speed_there(offer, beneficiary, estimates):
+        cause += f", since it would run {speed} on {offer.moves_to}"
+    own = running_progress(holder, offer.device_class, offer.lease.granted_at, now)
+    return preempt(offer.lease, beneficiary, f"{cause}. {_lengths(waiting_progress(beneficiary, now), own, estimates)}")
 
 
-def advantage_of(beneficiary: PendingRequest, holder: PendingRequest) -> str:
-    """Why the first request gets devices of the second."""
+def _speed_there(offer: Offer, pending: PendingRequest, estimates: Estimates) -> str:
+    """How fast a request runs where the holder moves to; empty if as fast as here by estimate, or if nobody moves."""
+    here, there = offer.device_class, offer.moves_to or offer.device_class
+    speeds = estimates.relative_speeds(pending.task, frozenset((here, there)))
+    ratio = f"{speeds[there] / speeds[here]:.2g}" if speeds[here] else "1"
+    return "" if ratio == "1" else f"about {ratio} times as fast"
+
+
+def _lengths(beneficiary: RequestProgress, own: RequestProgress, estimates: Estimates) -> str:
+    """How long both have to run, or have run where one of them is unknown."""
+    left_s = [remaining_s(progress, estimates) for progress in (beneficiary, own)]
+    known_s = [seconds for seconds in left_s if seconds is not None]
+    if len(known_s) == len(left_s):
+        wanted, has = map(format_duration, known_s)
+        return f"{beneficiary.pending.id} has about {wanted} to run, this task {has}"
+    wanted, has = (format_duration(progress.total_service_s) for progress in (beneficiary, own))
+    return f"{beneficiary.pending.id} has run for {wanted}, this task for {has}"
+
+
+def priorities(beneficiary: PendingRequest, holder: PendingRequest) -> str:
+    """Why the first request gets devices of the second, where their priority classes differ."""
     wanted, own = beneficiary.request.priority, holder.request.priority
-    if wanted is own:
-        return f"{beneficiary.id} gains more from its devices"
     return f"{beneficiary.id} has the priority {wanted}, this task has {own}"
 
 

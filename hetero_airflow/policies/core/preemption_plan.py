@@ -41,9 +41,9 @@ from hetero_airflow.policies.core.preemption import (
     VictimOption,
     VictimUnit,
     accepted,
-    advantage_of,
     class_rank_of,
     preempt,
+    priorities,
     victim_units,
 )
 from hetero_airflow.policies.core.queue_order import EquivalenceClasses
@@ -118,7 +118,7 @@ class LeastLossPreemption:
 
     def preemptions(self) -> list[Preempt]:
         """The leases to take back, in the order in which that was decided."""
-        return accepted(self._offers) + [
+        return accepted(self._offers, self._snapshot.estimates, self._now) + [
             preempt(lease, pending, self._cause(lease, pending))
             for unit, pending in self._beneficiaries.items()
             for lease in unit.leases
@@ -128,7 +128,7 @@ class LeastLossPreemption:
         """Why a lease is taken back."""
         text = f"{self._policy}: its devices go to {pending.id}"
         if self._rules.is_priority_class:
-            text += f". {advantage_of(pending, self._snapshot.holders[lease.request_id])}"
+            text += f". {priorities(pending, self._snapshot.holders[lease.request_id])}"
         return text
 
     def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:

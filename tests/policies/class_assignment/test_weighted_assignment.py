@@ -118,6 +118,10 @@ def test_an_arriving_request_gets_the_device_of_the_one_that_loses_less_and_both
     assert [(preemption.request_id, preemption.beneficiary) for preemption in second.preemptions] == [
         ("keeps", "loses")
     ]
+    assert second.preemptions[0].cause == (
+        "to move to nvidia/k80, where it runs about 0.9 times as fast: loses gains more from its devices, since it "
+        "would run about 0.2 times as fast on nvidia/k80. loses has run for 0 s, this task for 1 h"
+    )
     assert second.places == ()
     third = Assignment().decide(freed(crowded, second, now), now)
     assert where(third) == {"keeps": "k80-0", "loses": "v100-0"}
@@ -335,11 +339,29 @@ def test_a_request_gives_way_to_its_own_class_until_it_was_interrupted_often(
     assert len(plan.preemptions) == gives_way
 
 
+def test_a_notice_says_how_long_both_have_to_run_where_that_is_known() -> None:
+    hour = Interval(3600.0, 3600.0, 3600.0)
+    estimates = Estimates({("dag", name): {K80: 1.0} for name in ("runs", "waits")}, {("dag", "runs"): hour})
+    for works, lengths in (
+        (estimates.works, "waits has run for 0 s, this task for 11 h"),
+        ({**estimates.works, ("dag", "waits"): hour}, "waits has about 1 h to run, this task 10 h"),
+    ):
+        snapshot = replace(running(), pending=(a_pending("waits", "k80", 3600),))
+        plan = Assignment().decide(
+            replace(snapshot, estimates=replace(estimates, works=works)), EPOCH + timedelta(hours=1)
+        )
+        assert [preemption.cause for preemption in plan.preemptions] == [
+            f"to wait or to go elsewhere: waits gains more from its devices. {lengths}"
+        ]
+
+
 def test_a_request_that_gives_way_no_more_still_moves_to_a_faster_device() -> None:
     snapshot = running(interruptions=MAX_INTERRUPTIONS)
     snapshot = replace(snapshot, workers=(*snapshot.workers, a_host("v100-0", v100=1)))
     plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
-    assert [preemption.cause for preemption in plan.preemptions] == ["to move to nvidia/v100"]
+    assert [preemption.cause for preemption in plan.preemptions] == [
+        "to move to nvidia/v100, where it runs about 5 times as fast"
+    ]
 
 
 def test_a_large_request_does_not_clear_a_worker_of_one_that_gives_way_no_more() -> None:
