@@ -143,7 +143,7 @@ class ActionRunner:
         map_index = -1 if ti.map_index is None else ti.map_index
         history = self.store.request_history(ti.dag_id, ti.run_id, ti.task_id, map_index)
         if history is not None and history.pending.id == task.request_id:
-            self.queue.attained_service.take_over(history.pending)
+            self.queue.attained_service.take_over(history)
 
     def _adjusted(
         self, request: DeviceRequest, task: PendingTask, previous: PreviousRuns, snapshot: Snapshot, now: datetime

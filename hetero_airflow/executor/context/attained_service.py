@@ -12,8 +12,8 @@ from datetime import datetime
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.store.store import RequestHistory
 
 _MAX_RECORDS = 10_000
 """Number of requests that are remembered. Another scheduler may finish one, and this one does not hear of it."""
@@ -51,9 +51,10 @@ class AttainedService:
         """Whether a request got devices here before."""
         return request_id in self._records
 
-    def take_over(self, pending: PendingRequest) -> None:
-        """Take over a request that another scheduler placed, as the store has it, and that was interrupted since."""
-        record = ServiceRecord(pending.submitted_at, dict(pending.attained_service_s), pending.interruptions + 1)
+    def take_over(self, history: RequestHistory) -> None:
+        """Take over a request that another scheduler placed, as the store has it. It lost each of its leases."""
+        pending = history.pending
+        record = ServiceRecord(pending.submitted_at, dict(pending.attained_service_s), len(history.leases))
         self._put(pending.id, record)
 
     def end(self, lease: Lease, worker: Worker | None, end: RunEnd | None, now: datetime) -> None:

@@ -153,16 +153,15 @@ def _offers(pairs: Iterable[tuple[Candidate, Candidate | None]], classes: ClassB
     :param pairs: who leaves, and who gets the devices
     """
     for candidate, beneficiary in pairs:
-        is_fixed = candidate.pending.id not in classes
-        if candidate.lease is None or is_fixed or (beneficiary and beneficiary.rank < candidate.rank):
+        lease, here, is_fixed = candidate.lease, candidate.current, candidate.pending.id not in classes
+        if lease is None or here is None or is_fixed or (beneficiary and beneficiary.rank < candidate.rank):
             continue
         to = classes[candidate.pending.id]
         is_wanted = beneficiary is not None and beneficiary.rank == candidate.rank
         successor = beneficiary.pending if beneficiary and is_wanted and beneficiary.lease else None
-        moves_to = to if to != candidate.current else None
+        moves_to = to if to != here else None
         if moves_to or is_wanted:
-            here = str(candidate.current)
-            yield Offer(candidate.lease, candidate.pending, here, moves_to, not is_wanted, successor)
+            yield Offer(lease, candidate.pending, here, moves_to, not is_wanted, successor)
 
 
 def _paired(

@@ -192,14 +192,13 @@ def _speed_there(offer: Offer, pending: PendingRequest, estimates: Estimates) ->
 
 
 def _lengths(beneficiary: RequestProgress, own: RequestProgress, estimates: Estimates) -> str:
-    """How long both have to run, or have run where one of them is unknown."""
-    left_s = [remaining_s(progress, estimates) for progress in (beneficiary, own)]
-    known_s = [seconds for seconds in left_s if seconds is not None]
-    if len(known_s) == len(left_s):
-        wanted, has = map(format_duration, known_s)
-        return f"{beneficiary.pending.id} has about {wanted} to run, this task {has}"
+    """How long both have run, and how long they still have to where that is known of both."""
     wanted, has = (format_duration(progress.total_service_s) for progress in (beneficiary, own))
-    return f"{beneficiary.pending.id} has run for {wanted}, this task for {has}"
+    text = f"{beneficiary.pending.id} has run for {wanted}, this task for {has}"
+    wanted_s, has_s = remaining_s(beneficiary, estimates), remaining_s(own, estimates)
+    if wanted_s is None or has_s is None:
+        return text
+    return f"{text}; on their fastest devices, they need about {format_duration(wanted_s)} and {format_duration(has_s)}"
 
 
 def priorities(beneficiary: PendingRequest, holder: PendingRequest) -> str:

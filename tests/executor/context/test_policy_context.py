@@ -21,7 +21,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
+from hetero_airflow.store.store import LeaseMove, RequestHistory, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_place, a_worker
 
 SHARES = TeamShares.parse("research=3")
@@ -82,8 +82,13 @@ def test_a_request_that_goes_on_later_keeps_its_place_and_its_service():
     assert (before.submitted_at, list(before.seconds.values()), before.interruptions) == (EPOCH, [9.0], 1)
     services.end(lease, a_worker(), RunEnd.FINISHED, EPOCH + timedelta(seconds=30))
     assert not services.knows("r")
-    services.take_over(a_pending("r", interruptions=2))
-    assert services.before("r", EPOCH).interruptions == 3
+
+
+@pytest.mark.parametrize("state", ["waiting", "placed"])
+def test_a_request_of_another_scheduler_was_interrupted_once_for_each_lease(state):
+    services, leases = AttainedService(), (a_lease("r"), a_lease("r"))
+    services.take_over(RequestHistory(a_pending("r", interruptions=1), state, None, "", leases, ()))
+    assert services.before("r", EPOCH).interruptions == 2
 
 
 def test_requests_that_other_schedulers_finished_are_forgotten(monkeypatch):

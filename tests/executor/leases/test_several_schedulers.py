@@ -180,4 +180,5 @@ def test_a_task_that_is_sent_back_keeps_its_place_in_the_queue_with_another_sche
     first.engine.alive.clear()
     first.beat(10)
     second.beat(10)
-    assert first.store.request_history("dag", "run", "a").pending.submitted_at == submitted_at
+    pending = first.store.request_history("dag", "run", "a").pending
+    assert (pending.submitted_at, pending.interruptions) == (submitted_at, 1)

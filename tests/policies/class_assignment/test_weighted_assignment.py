@@ -342,16 +342,17 @@ def test_a_request_gives_way_to_its_own_class_until_it_was_interrupted_often(
 def test_a_notice_says_how_long_both_have_to_run_where_that_is_known() -> None:
     hour = Interval(3600.0, 3600.0, 3600.0)
     estimates = Estimates({("dag", name): {K80: 1.0} for name in ("runs", "waits")}, {("dag", "runs"): hour})
-    for works, lengths in (
-        (estimates.works, "waits has run for 0 s, this task for 11 h"),
-        ({**estimates.works, ("dag", "waits"): hour}, "waits has about 1 h to run, this task 10 h"),
+    for works, remaining in (
+        (estimates.works, ""),
+        ({**estimates.works, ("dag", "waits"): hour}, "; on their fastest devices, they need about 1 h and 10 h"),
     ):
         snapshot = replace(running(), pending=(a_pending("waits", "k80", 3600),))
         plan = Assignment().decide(
             replace(snapshot, estimates=replace(estimates, works=works)), EPOCH + timedelta(hours=1)
         )
         assert [preemption.cause for preemption in plan.preemptions] == [
-            f"to wait or to go elsewhere: waits gains more from its devices. {lengths}"
+            "to wait or to go elsewhere: waits gains more from its devices. "
+            f"waits has run for 0 s, this task for 11 h{remaining}"
         ]
 
 
