@@ -151,6 +151,10 @@ class Offer:
         """Of its holder's priority class."""
         return self.holder.request.priority.rank
 
+    def progress(self, now: datetime) -> RequestProgress:
+        """Of its holder."""
+        return running_progress(self.holder, self.device_class, self.lease.granted_at, now)
+
 
 def accepted(offers: Iterable[Offer], estimates: Estimates, now: datetime) -> list[Preempt]:
     """Those of the offers that are taken back."""
@@ -166,21 +170,24 @@ def accepted(offers: Iterable[Offer], estimates: Estimates, now: datetime) -> li
 
 
 def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer], estimates: Estimates, now: datetime) -> Preempt:
-    successor = offer.successor if offer.successor and offer.successor.id in accepted_offers else None
-    beneficiary, holder = offer.beneficiary or successor, offer.holder
     cause = "to wait or to go elsewhere"
     if offer.moves_to is not None:
-        speed = _speed_there(offer, holder, estimates)
+        speed = _speed_there(offer, offer.holder, estimates)
         cause = f"to move to {offer.moves_to}" + (f", where it runs {speed}" if speed else "")
-    if beneficiary is None:
+    successor = accepted_offers.get(offer.successor.id) if offer.successor else None
+    if offer.beneficiary is not None:
+        gaining = waiting_progress(offer.beneficiary, now)
+    elif successor is not None:
+        gaining = successor.progress(now)
+    else:
         return preempt(offer.lease, None, cause)
-    if beneficiary.request.priority is not holder.request.priority:
-        return preempt(offer.lease, beneficiary, f"{cause}: {priorities(beneficiary, holder)}")
+    beneficiary = gaining.pending
+    if beneficiary.request.priority is not offer.holder.request.priority:
+        return preempt(offer.lease, beneficiary, f"{cause}: {priorities(beneficiary, offer.holder)}")
     cause += f": {beneficiary.id} gains more from its devices"
     if speed := _speed_there(offer, beneficiary, estimates):
         cause += f", since it would run {speed} on {offer.moves_to}"
-    own = running_progress(holder, offer.device_class, offer.lease.granted_at, now)
-    return preempt(offer.lease, beneficiary, f"{cause}. {_lengths(waiting_progress(beneficiary, now), own, estimates)}")
+    return preempt(offer.lease, beneficiary, f"{cause}. {_lengths(gaining, offer.progress(now), estimates)}")
 
 
 def _speed_there(offer: Offer, pending: PendingRequest, estimates: Estimates) -> str:

@@ -160,15 +160,20 @@ def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
     assert next(decision.request_id for decision in plan.decisions) == "both"
 
 
-def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None:
+def two_apart(**fields: object) -> Snapshot:
+    """Two small requests that run on one of two V100s each; a large one has come a minute later."""
     workers = (a_host("v100-0", v100=2), a_host("v100-1", v100=2))
-    snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100")), can_preempt=True)
+    small = tuple(a_pending(name, "v100", **fields) for name in "ab")
+    snapshot = Snapshot(1, workers, {}, small, can_preempt=True)
     claim = {on: Claim(device_id=f"{on}-0", share_milli=1000, memory_bytes=16 * 2**30) for on in ("v100-0", "v100-1")}
     account = Assignment().decide(snapshot, EPOCH).places[0].account
     apart = Plan(tuple(Place(r, w, 0, (claim[w],), account) for r, w in (("a", "v100-0"), ("b", "v100-1"))))
-    snapshot = replace(held(snapshot, apart), pending=(a_pending("large", "v100:2", 60),))
+    return replace(held(snapshot, apart), pending=(a_pending("large", "v100:2", 60),))
+
+
+def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None:
+    snapshot, now = two_apart(), EPOCH + timedelta(seconds=MIN_RUN_S)
     assert Assignment().decide(snapshot, EPOCH + timedelta(seconds=60)).preemptions == ()
-    now = EPOCH + timedelta(seconds=MIN_RUN_S)
     plan = Assignment().decide(snapshot, now)
     assert len(plan.preemptions) == 1
     after = Assignment().decide(freed(snapshot, plan, now), now)
@@ -365,14 +370,52 @@ def test_a_request_that_gives_way_no_more_still_moves_to_a_faster_device() -> No
     ]
 
 
-def test_a_large_request_does_not_clear_a_worker_of_one_that_gives_way_no_more() -> None:
-    workers, now = (a_host("v100-0", v100=2),), EPOCH + timedelta(hours=1)
-    for interruptions, cleared in ((0, ["small"]), (MAX_INTERRUPTIONS, [])):
-        small = a_pending("small", "v100", interruptions=interruptions, attained_service_s={V100: 36_000.0})
-        snapshot = Snapshot(1, workers, {}, (small,), can_preempt=True)
-        snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
-        plan = Assignment().decide(replace(snapshot, pending=(a_pending("large", "v100:2", -5e6),)), now)
-        assert [preemption.request_id for preemption in plan.preemptions] == cleared
+def test_a_request_that_gives_way_no_more_does_not_go_elsewhere_for_a_large_one() -> None:
+    snapshot = two_apart(interruptions=MAX_INTERRUPTIONS)
+    assert Assignment().decide(snapshot, EPOCH + timedelta(hours=1)).preemptions == ()
+
+
+def test_of_requests_that_give_way_no_more_the_one_that_runs_goes_on() -> None:
+    pair = a_pending("pair", "v100:2", interruptions=MAX_INTERRUPTIONS)
+    snapshot = Snapshot(1, (a_host("v100-0", v100=2),), {}, (pair,), can_preempt=True)
+    snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+    singles = tuple(a_pending(name, "v100", -5e6, interruptions=MAX_INTERRUPTIONS) for name in "ab")
+    assert Assignment().decide(replace(snapshot, pending=singles), EPOCH + timedelta(hours=1)).preemptions == ()
+
+
+def test_a_higher_class_gets_its_best_device_however_often_the_holder_was_interrupted() -> None:
+    low = (
+        a_pending("often", "v100", priority="low", interruptions=MAX_INTERRUPTIONS),
+        a_pending("never", "k80", priority="low"),
+    )
+    workers, estimates = (a_host("v100-0", v100=1), a_host("k80-0", k80=1)), known(("high", FOUR[1]))
+    snapshot = Snapshot(1, workers, {}, low, can_preempt=True, estimates=estimates)
+    snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+    snapshot = replace(snapshot, pending=(anywhere("high", 60, priority="high"),))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert [(preemption.request_id, preemption.beneficiary) for preemption in plan.preemptions] == [("often", "high")]
+
+
+def test_a_request_that_makes_room_for_one_that_moves_is_told_for_which() -> None:
+    speeds = {"a": {V100: 1.0, P100: 0.9, K80: 0.9}, "b": {V100: 1.0, P100: 0.2, K80: 0.1}}
+    hosts = [a_host("v100-0", v100=1), a_host("p100-0", p100=1), a_host("k80-0", k80=1)]
+    snapshot = Snapshot(1, (), can_preempt=True, estimates=known(*speeds.items()))
+    for name, host in zip("ab", hosts, strict=False):
+        request = a_pending(name, {"v100", "p100", "k80"})
+        alone = replace(snapshot, workers=(host,), pending=(request,), usage={}, leases=())
+        placed = held(alone, Assignment().decide(alone, EPOCH))
+        lease = placed.leases[0].model_copy(update={"token": len(snapshot.leases) + 1})
+        snapshot = replace(
+            snapshot, leases=(*snapshot.leases, lease), usage={**snapshot.usage, **placed.usage},
+            holders={**snapshot.holders, **placed.holders},
+        )  # fmt: skip
+    snapshot = replace(snapshot, workers=tuple(hosts), pending=(a_pending("c", "p100", 3600),))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert {preemption.request_id: preemption.beneficiary for preemption in plan.preemptions} == {"a": "b", "b": "c"}
+    assert [preemption.cause.partition(". ")[2] for preemption in plan.preemptions] == [
+        "b has run for 1 h, this task for 1 h",
+        "c has run for 0 s, this task for 1 h",
+    ]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -177,11 +177,11 @@ def test_preempted_devices_are_free_and_their_holder_waits_again():
     snapshots = []
     estimate_start(snapshot, "c", lambda now_is, now: snapshots.append(now_is) or preempting(now_is, now), NOW, None)
     after = next(snapshot for snapshot in snapshots if not snapshot.leases)
-    attained = [(request.id, dict(request.attained_service_s)) for request in after.pending]
+    attained = [(request.id, dict(request.attained_service_s), request.interruptions) for request in after.pending]
     assert attained == [
-        ("a", {A100: 40.0}),
-        ("b", {}),
-        ("c", {}),
+        ("a", {A100: 40.0}, 1),
+        ("b", {}, 0),
+        ("c", {}, 0),
     ]
     assert after.used("worker-a", "GPU-0").share_milli == 0
 
