@@ -7,15 +7,28 @@ import socket
 import threading
 from collections.abc import Iterator
 
+from tests.waiting import eventually
+
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[SilentServer]:
-    """One that is stopped at the end."""
+    """One that is stopped at the end.
+
+    Threads that were left alone with their call then see that it fails. They end first, since a client tries again
+    after a random time, and Hypothesis refuses tests while another thread uses `random`.
+    """
+    before = set(threading.enumerate())
     server = SilentServer()
     try:
         yield server
     finally:
         server.stop()
+        eventually(lambda: not calls_to_services() - before)
+
+
+def calls_to_services() -> set[threading.Thread]:
+    """The threads of `ServiceCalls`."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("calls to ")}
 
 
 class SilentServer:

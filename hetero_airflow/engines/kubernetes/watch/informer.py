@@ -95,6 +95,7 @@ class Informer(Generic[T]):
         self._is_watching, self._is_just_listed, self._wait_s = False, False, 0.0
         self._heard_at = float("inf")
         """When the server last sent something in a watch."""
+        self._random = random.Random()  # noqa: S311  spreads many watchers
         self._thread = threading.Thread(target=self._run, name=f"hetero {name}", daemon=True)
 
     @property
@@ -131,7 +132,7 @@ class Informer(Generic[T]):
                     return
                 self._recover(error)
             if self._wait_s:
-                self._stopped.wait(self._wait_s * random.uniform(0.5, 1))  # noqa: S311  spreads many watchers
+                self._stopped.wait(self._wait_s * self._random.uniform(0.5, 1))
 
     def _follow(self) -> None:
         """List if there is no version to continue from, then watch until the watch ends."""
