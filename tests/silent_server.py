@@ -14,8 +14,8 @@ from tests.waiting import eventually
 def silent_server() -> Iterator[SilentServer]:
     """One that is stopped at the end.
 
-    Threads that were left alone with their call then see that it fails. They end first, since a client tries again
-    after a random time, and Hypothesis refuses tests while another thread uses `random`.
+    Threads of `ServiceCalls` that were left alone with their call then see that it fails. They end first, since a
+    client tries again after a random time, and Hypothesis refuses tests while another thread uses `random`.
     """
     before = set(threading.enumerate())
     server = SilentServer()
@@ -23,12 +23,7 @@ def silent_server() -> Iterator[SilentServer]:
         yield server
     finally:
         server.stop()
-        eventually(lambda: not calls_to_services() - before)
-
-
-def calls_to_services() -> set[threading.Thread]:
-    """The threads of `ServiceCalls`."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("calls to ")}
+        eventually(lambda: not any(t.name.startswith("calls to ") for t in set(threading.enumerate()) - before))
 
 
 class SilentServer:

@@ -1,8 +1,11 @@
+import socket
 import threading
+import time
 
 import pytest
 
 from hetero_airflow.engines.circuit_breaker import PAUSE_S, CircuitBreaker, ServiceCalls
+from tests.silent_server import silent_server
 from tests.waiting import PATIENCE_S, eventually
 
 
@@ -126,3 +129,19 @@ def test_what_is_kept_is_bounded_and_what_is_lost_is_in_the_log(service, monkeyp
         "The backend did not answer before the end: 'c is lost; d is lost'",
     ]
     assert service.ask("e").done()
+
+
+def test_no_call_to_a_silent_server_outlives_it():
+    calls, ended = ServiceCalls("The backend", "Tasks go on.", 3), []
+    with silent_server() as server:
+
+        def call():
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.recv(1)
+            time.sleep(0.2)  # as a client that tries again
+            ended.append(True)
+
+        calls.ask("call", call)
+        eventually(lambda: server.connections)
+        assert not ended
+    assert ended
