@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
 from dataclasses import replace
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
-from hetero_airflow.scheduling.learning.learner import Learner, PastUse
+from hetero_airflow.scheduling.learning.learner import Learner, PastRequests, PastUse
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import Knowledge, simulated_time
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
@@ -36,7 +35,7 @@ class KnowledgeSource:
         self._knowledge = knowledge
         self._classes = device_classes
         self._finished_s: list[float] = []
-        self._learner, self._past = Learner(), PastUse()
+        self._learner, self._past, self._requests = Learner(), PastUse(), PastRequests()
         reporting = {Knowledge.PROGRESS: workload.jobs, Knowledge.HALF: workload.jobs[::2]}.get(knowledge, ())
         self._reporting = {job.id for job in reporting if job.ranks}
         self._measured: set[tuple[TaskName, str]] = set()
@@ -46,11 +45,9 @@ class KnowledgeSource:
         works = {}
         if knowledge is Knowledge.ORACLE:
             works = {self._name(job): Interval(job.work, job.work, job.work) for job in jobs}
-        requested = Counter(job.request.alternatives[0] for job in jobs if job.ranks)
-        mix = tuple((alternative, count / requested.total()) for alternative, count in requested.most_common())
         spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
         self._edges = task_edges(workload.jobs, {job.id: self._name(job) for job in workload.jobs})
-        self._estimates = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
+        self._estimates = Estimates(speeds, works, spread=spread, edges=self._edges, shares=shares)
         self._is_stale = knowledge in _LEARNING
 
     def estimates(self) -> Estimates:
@@ -63,7 +60,11 @@ class KnowledgeSource:
             else:
                 used, at = self._past.device_s(), self._past.at
                 self._estimates = replace(
-                    self._estimates, finished_s=tuple(self._finished_s), used_device_s=used, used_at=at
+                    self._estimates,
+                    finished_s=tuple(self._finished_s),
+                    mix=self._requests.mix,
+                    used_device_s=used,
+                    used_at=at,
                 )
         return self._estimates
 
@@ -79,6 +80,8 @@ class KnowledgeSource:
             self._past.add(run.job.group, held, simulated_time(interval.end_s))
         if self._knowledge is not Knowledge.NONE:
             insort(self._finished_s, run.best_s)
+            if run.job.ranks:
+                self._requests.add(run.job.id, run.job.request.alternatives[0])
 
     def measured_s(self, run: JobRun) -> float:
         """When the steps of a job that has just started will teach its speed; infinite if never."""

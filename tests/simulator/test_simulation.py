@@ -252,6 +252,14 @@ def test_finished_jobs_are_learned():
     assert finished_s == [(), (75.0,), (50.0, 75.0), (25.0, 50.0, 75.0)]
 
 
+def test_the_requests_to_come_are_not_known():
+    policy = Spy()
+    jobs = [Job("first", 0.0, GPU, 10.0), Job("second", 5.0, GPUS, 10.0)]
+    simulate(*jobs, cluster="v100=1x4", policy=policy, knowledge=Knowledge.SPEEDS)
+    mixes = dict.fromkeys(snapshot.estimates.mix for snapshot in policy.seen)
+    assert [[str(alternative) for alternative, _ in mix] for mix in mixes][:2] == [[], ["1 × gpu"]]
+
+
 def test_a_preempted_job_waits_with_its_attained_service():
     class Watch(Swap):
         attained_service_s: dict[str, float]

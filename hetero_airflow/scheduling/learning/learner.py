@@ -69,8 +69,7 @@ class Learner:
         self._runs: dict[TaskName, deque[ClassSeconds]] = {}
         self._summaries: dict[TaskName, TaskSummary] = {}
         self._recent: deque[tuple[TaskName, ClassSeconds]] = deque(maxlen=MAX_RECENT)
-        self._requested: dict[str, Alternative] = {}
-        """Request id → its first alternative."""
+        self._requests = PastRequests()
         self._paused: dict[str, ClassSeconds] = {}
         self._measured: dict[tuple[TaskName, str], MeasuredSpeed] = {}
         self._past = PastUse()
@@ -101,7 +100,7 @@ class Learner:
         """Learn from runs, oldest first; a text for each run with impossible values, from which nothing is learned."""
         problems = []
         for run in runs:
-            _put_last(self._requested, run.request_id, run.asked)
+            self._requests.add(run.request_id, run.asked)
             paused = self._paused.pop(run.request_id, {})
             seconds = dict(run.attained_service_s or paused)
             impossible = [s for s in (run.held_s, *seconds.values()) if not (math.isfinite(s) and s >= 0)]
@@ -143,13 +142,11 @@ class Learner:
         }
         fitted = fit_speeds(self._summaries, device_classes)
         fitted = with_measured_speeds(fitted, self._measured.values(), self._runs, self._summaries)
-        requested = Counter(self._requested.values())
-        mix = sorted(requested.items(), key=lambda pair: (-pair[1], pair[0].key))
         return Estimates(
             fitted.speeds,
             fitted.works,
             self._finished_s(fitted),
-            tuple((alternative, count / len(self._requested)) for alternative, count in mix),
+            self._requests.mix,
             fitted.default_speeds,
             used_device_s=self._past.device_s(),
             used_at=self._past.at,
@@ -166,6 +163,35 @@ class Learner:
                 work = math.fsum(class_s * speeds[name] for name, class_s in seconds.items())
                 finished_s.append(min(max(work / max(speeds.values()), MIN_RUN_S), MAX_DURATION_S))
         return tuple(sorted(finished_s))
+
+
+class PastRequests:
+    """Counts the latest requests by their first alternatives.
+
+    >>> from hetero_airflow.model.request import DeviceRequest
+    >>> past = PastRequests()
+    >>> for number, word in enumerate(("gpu", "gpu", "cpu")):
+    ...     past.add(f"r{number}", DeviceRequest.parse(word).alternatives[0])
+    >>> [(str(alternative), round(part, 2)) for alternative, part in past.mix]
+    [('1 × gpu', 0.67), ('1 × cpu', 0.33)]
+    """
+
+    def __init__(self) -> None:
+        self._alternatives: dict[str, Alternative] = {}
+        """By the id of the request."""
+        self._new = 0
+        self.mix: tuple[tuple[Alternative, float], ...] = ()
+        """See `Estimates.mix`. It changes after each sixteenth of the requests, because policies make tables of it."""
+
+    def add(self, request_id: str, alternative: Alternative) -> None:
+        """Count a request. The parts of one request count once."""
+        _put_last(self._alternatives, request_id, alternative)
+        self._new += 1
+        if 16 * self._new >= len(self._alternatives):
+            counts = Counter(self._alternatives.values())
+            ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0].key))
+            self.mix = tuple((alternative, count / counts.total()) for alternative, count in ordered)
+            self._new = 0
 
 
 class PastUse:

@@ -14,7 +14,7 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import MeasuredSpeed, RunEnd
-from hetero_airflow.scheduling.learning.learner import RUNS_PER_TASK, Learner
+from hetero_airflow.scheduling.learning.learner import RUNS_PER_TASK, Learner, PastRequests
 from hetero_airflow.scheduling.learning.speed_fit import MIN_RUN_S, USUAL_SPREAD
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
@@ -164,6 +164,17 @@ def test_the_mix_counts_requests_not_leases():
     parts = [a_run(request_id="a", asked=gpu, end=RunEnd.PAUSED), a_run(request_id="a", asked=gpu)]
     other_runs = [a_run(request_id=name, asked=share, end=RunEnd.LOST) for name in "bcd"]
     assert learned(*parts, *other_runs).mix == ((share, 0.75), (gpu, 0.25))
+
+
+def test_the_mix_changes_after_each_sixteenth_of_the_requests():
+    """Policies make tables of it."""
+    past, mixes = PastRequests(), []
+    for n in range(1000):
+        past.add(f"r{n}", a_pending(device=f"gpu:{1 + n % 2}").request.alternatives[0])
+        if not mixes or past.mix != mixes[-1]:
+            mixes.append(past.mix)
+    assert len(mixes) < 90
+    assert [part for _, part in mixes[-1]] == pytest.approx([0.5, 0.5], abs=0.001)
 
 
 def test_finished_runs_count_as_on_their_fastest_class():
