@@ -9,6 +9,7 @@ own CPU time.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import statistics
 import time
@@ -27,8 +28,13 @@ from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapa
 from hetero_airflow.matching.packing.demand import RequestMix, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
 from hetero_airflow.matching.packing.scorer import PackingMeasure
+from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
+from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.core.share_prices import share_prices
+from hetero_airflow.scheduling.learning.learner import PastRequests
+from hetero_airflow.simulator.options import simulated_time
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Workload
 
@@ -39,6 +45,8 @@ MIXES = (
     "default", "cpu050", "cpu100", "cpu200", "cpu250", "gpushare40", "gpushare60", "gpushare80", "gpushare100",
     "gpuspec10", "gpuspec20", "gpuspec25", "gpuspec33", "multigpu20", "multigpu30", "multigpu40", "multigpu50",
 )  # fmt: skip
+
+DEFAULT_ORDERS = 2
 
 PUBLISHED = {"random": "01-Random", "dot_product": "02-DotProd", "best_fit": "05-BestFit", "fgd": "06-FGD"}
 
@@ -70,6 +78,39 @@ def fill(workload: Workload, valuation: PackingMeasure, rng: Random | None) -> F
             board.take(*placed)
             allocated += amount[placed[0]]
     return Filled(at_100, 100 * allocated / total, len(order) / (time.process_time() - begin))
+
+
+def fill_by_default(workload: Workload, mix: RequestMix | None) -> Filled:
+    """Place the pods by the default policy itself, one decision for each pod.
+
+    :param mix: the request mix; None: that of the pods so far
+    """
+    policy, past = load_policy("assignment"), PastRequests()
+    usage: dict[str, dict[str, DeviceUsage]] = {}
+    accelerators = {worker.id: {d.id for d in worker.devices if d.kind != "cpu"} for worker in workload.workers}
+    total = 1000 * sum(map(len, accelerators.values()))
+    arrived = allocated = 0
+    at_100, begin = 0.0, time.process_time()
+    for number, job in enumerate(workload.jobs):
+        now = simulated_time(number)
+        demand = device_demand(job.request.alternatives[0])
+        before, arrived = arrived, arrived + demand.share_milli * demand.devices
+        if before < total <= arrived:
+            at_100 = 100 * allocated / total
+        pending = (PendingRequest(job.id, job.request, now),)
+        estimates = Estimates(mix=past.mix if mix is None else mix)
+        snapshot = Snapshot(number, workload.workers, UsageByWorker(usage), pending, estimates=estimates)
+        past.add(job.id, job.request.alternatives[0])
+        for place in policy.decide(snapshot, now).places:
+            used = dict(usage.get(place.worker_id, {}))
+            for claim in place.claims:
+                held = used.get(claim.device_id, DeviceUsage())
+                share_milli, memory = held.share_milli + claim.share_milli, held.memory_bytes + claim.memory_bytes
+                used[claim.device_id] = DeviceUsage(share_milli, memory, now)
+                if claim.device_id in accelerators[place.worker_id]:
+                    allocated += claim.share_milli
+            usage = {**usage, place.worker_id: used}
+    return Filled(at_100, 100 * allocated / total, len(workload.jobs) / (time.process_time() - begin))
 
 
 def _best(board: Scoreboard, options: Sequence[int]) -> tuple[int, int] | None:
@@ -124,12 +165,24 @@ def tables() -> Iterator[Table]:
     known = published(Path(os.environ["HETERO_AIRFLOW_TRACES"]))
     names = ("random", "dot_product", "best_fit", "fgd", "expected_fill")
     rows = [_row(mix, name, known) for mix in MIXES for name in (names if mix == "default" else names[-2:])]
+    rows[len(names) : len(names)] = [_default_row(known, knows_mix=knows_mix) for knows_mix in (True, False)]
     yield Table(
         "openb: GPUs allocated at 100 and 130 % demand",
-        f"Percent, mean ± standard deviation over {len(SEEDS)} orders.",
+        f"Percent, mean ± standard deviation over {len(SEEDS)} orders. The default policy decides on each pod, "
+        f"over {DEFAULT_ORDERS} orders; the others rate workers, and choose by the rate alone.",
         ("mix", "policy", "at 100 %", "published", "at 130 %", "published", "pods/s"),
         rows,
     )
+
+
+def _default_row(known: dict[tuple[str, str], tuple[str, str]], *, knows_mix: bool) -> tuple[str, ...]:
+    mix = mix_of(load_trace("openb/default_fill1.3_seed0"))
+    whole = math.fsum(part for _, part in mix)
+    parts = tuple((alternative, part / whole) for alternative, part in mix)
+    loads = [load_trace(f"openb/default_fill1.3_seed{seed}") for seed in SEEDS[:DEFAULT_ORDERS]]
+    results = [fill_by_default(workload, parts if knows_mix else None) for workload in loads]
+    name = f"assignment, the default ({'mix given' if knows_mix else 'mix learned'})"
+    return _as_row("default", name, known["default", "06-FGD"], " (FGD)", results)
 
 
 def _row(mix: str, name: str, known: dict[tuple[str, str], tuple[str, str]]) -> tuple[str, ...]:
@@ -139,7 +192,10 @@ def _row(mix: str, name: str, known: dict[tuple[str, str], tuple[str, str]]) -> 
         chosen = chosen or valuation(name, load_trace(f"openb/{mix}_fill1.3_seed0"))
         results.append(fill(workload, chosen, Random(seed) if name == "random" else None))
     published = known.get((mix, PUBLISHED.get(name, "06-FGD")), ("", ""))
-    note = "" if name in PUBLISHED else " (FGD)"
+    return _as_row(mix, name, published, "" if name in PUBLISHED else " (FGD)", results)
+
+
+def _as_row(mix: str, name: str, published: tuple[str, str], note: str, results: Sequence[Filled]) -> tuple[str, ...]:
     row = (
         mix, name, spread([r.at_100 for r in results], 2), f"{float(published[0]):.2f}{note}",
         spread([r.at_130 for r in results], 2), f"{float(published[1]):.2f}{note}",

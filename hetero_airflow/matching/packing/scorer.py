@@ -15,7 +15,7 @@ from hetero_airflow.matching.packing.demand import (
     free_capacity,
     free_share_milli,
 )
-from hetero_airflow.matching.scoring import Allocations
+from hetero_airflow.matching.scoring import Allocations, PlacementScorer
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
 
@@ -50,12 +50,16 @@ class PackingScorer:
 
     It tells the devices of a worker apart only by their free amounts: on a worker with several models, a share goes to
     the best part of those devices that it may use.
+
+    :param ties: the scorer that chooses between placements of the same score; None: the first worker wins. Its terms
+        sum to less than 100, and the scores of the measure are whole numbers.
     """
 
     uses_history = False
 
-    def __init__(self, measure: PackingMeasure) -> None:
+    def __init__(self, measure: PackingMeasure, ties: PlacementScorer | None = None) -> None:
         self._measure = measure
+        self._ties = ties
         self._by_shape: dict[tuple[Shape, str], ShapeMeasure] = {}
 
     def choose(self, alternative: Alternative, shape: Shape, held: Allocations, free: Sequence[int]) -> tuple[int, ...]:
@@ -74,10 +78,14 @@ class PackingScorer:
     def terms(
         self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
-        """A million for real devices, and the score of the measure."""
+        """A million for real devices, the score of the measure, and a hundredth of each term that decides ties."""
         score = float(self._shape_measure(alternative, shape).scores(free_capacity(shape, held))[0])
         real = all(not shape.devices[p].simulated for p in chosen)
-        return {"real": 1e6 if real else 0.0, self._measure.name: score}
+        terms = {"real": 1e6 if real else 0.0, self._measure.name: score}
+        if self._ties is not None:
+            ties = self._ties.terms(alternative, shape, held, feasibility, chosen)
+            terms |= {name: term / 100 for name, term in ties.items() if name != "real"}
+        return terms
 
     def _shape_measure(self, alternative: Alternative, shape: Shape) -> ShapeMeasure:
         key = (shape, alternative.key)

@@ -66,7 +66,14 @@ class ListPolicy:
         """A decision for each pending request, in the order of the queue."""
         if not snapshot.workers:
             return Plan(tuple(self._wait_for_first_worker(snapshot)))
+        scorer = self._scorer_for(snapshot)
+        if scorer is not self._matcher.scorer:
+            self._matcher, self._index, self._idle_cluster, self._explanations = Matcher(scorer), None, None, {}
         return self._plan(snapshot, self._indexed(snapshot), now)
+
+    def _scorer_for(self, snapshot: Snapshot) -> PlacementScorer:
+        """What rates placements; the same object while nothing changes that it depends on."""
+        return self._matcher.scorer
 
     def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         """The plan for a snapshot with workers."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from typing import Generic, TypeVar
 
 from hetero_airflow.matching.packing.demand import RequestMix
 from hetero_airflow.matching.packing.scorer import PackingMeasure, PackingScorer
-from hetero_airflow.model.plan import Plan
+from hetero_airflow.matching.scoring import PlacementScorer, TightFitScorer
+from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.queue_order import by_priority
@@ -19,8 +19,26 @@ from hetero_airflow.policies.core.reservation import MakePreemptionPlan, MakeRes
 BasisT = TypeVar("BasisT")
 
 
-class ScoredPolicy(Generic[BasisT]):
-    """Places requests by a packing measure, which is made again when its basis changes.
+class ScorerByBasis(Generic[BasisT]):
+    """Makes the scorer of a measure again when the basis of the measure changes.
+
+    :param ties: see `PackingScorer`
+    """
+
+    def __init__(self, measure: Callable[[BasisT], PackingMeasure], ties: PlacementScorer | None = None) -> None:
+        self._measure = measure
+        self._ties = ties
+        self._last: tuple[BasisT, PackingScorer] | None = None
+
+    def __call__(self, basis: BasisT) -> PackingScorer:
+        """The scorer; the same object for an equal basis."""
+        if self._last is None or basis != self._last[0]:
+            self._last = basis, PackingScorer(self._measure(basis), self._ties)
+        return self._last[1]
+
+
+class ScoredPolicy(ListPolicy, Generic[BasisT]):
+    """Places requests by a packing measure.
 
     :param basis: what the measure depends on in a snapshot
     :param measure: the measure for a basis
@@ -36,20 +54,11 @@ class ScoredPolicy(Generic[BasisT]):
         reservations: MakeReservations = ReservationsByNeed,
         preemption: MakePreemptionPlan | None = None,
     ) -> None:
-        self.name = name
-        self._basis_of, self._measure = basis, measure
-        self._order, self._reservations, self._preemption = order, reservations, preemption
-        self._last: tuple[BasisT, ListPolicy] | None = None
+        super().__init__(name, order, TightFitScorer(), reservations=reservations, preemption=preemption)
+        self._basis_of, self._scorer_by_basis = basis, ScorerByBasis(measure)
 
-    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """A decision for each pending request, in the order of the queue."""
-        basis = self._basis_of(snapshot)
-        if self._last is None or basis != self._last[0]:
-            scorer = PackingScorer(self._measure(basis))
-            reservations, preemption = self._reservations, self._preemption
-            policy = ListPolicy(self.name, self._order, scorer, reservations=reservations, preemption=preemption)
-            self._last = basis, policy
-        return self._last[1].decide(snapshot, now)
+    def _scorer_for(self, snapshot: Snapshot) -> PlacementScorer:
+        return self._scorer_by_basis(self._basis_of(snapshot))
 
 
 def request_mix(snapshot: Snapshot) -> RequestMix:
@@ -64,7 +73,11 @@ def request_mix(snapshot: Snapshot) -> RequestMix:
     """
     mix = snapshot.estimates.mix
     if not mix:
-        counts = Counter(pending.request.alternatives[0] for pending in (*snapshot.pending, *snapshot.holders.values()))
+        requests = [pending.request for pending in (*snapshot.pending, *snapshot.holders.values())]
+        by_fingerprint = {request.fingerprint: request.alternatives[0] for request in requests}
+        counts = Counter[Alternative]()
+        for fingerprint, count in Counter(request.fingerprint for request in requests).items():
+            counts[by_fingerprint[fingerprint]] += count
         mix = tuple((alternative, count / counts.total()) for alternative, count in counts.items())
     return tuple(sorted((entry for entry in mix if entry[1] > 0), key=lambda entry: entry[0].key))
 

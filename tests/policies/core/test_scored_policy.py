@@ -9,6 +9,7 @@ import pytest
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.best_fit import BestFit
 from hetero_airflow.policies.core.scored_policy import request_mix, rounded_request_mix
 from hetero_airflow.policies.core.share_prices import share_prices
@@ -47,7 +48,17 @@ def test_cores_that_accelerators_need_are_left_to_them() -> None:
     assert [place.worker_id for place in ExpectedFill().decide(snapshot, EPOCH).places] == ["w1"]
 
 
-@pytest.mark.parametrize("policy", [Fgd, ExpectedFill])
+@pytest.mark.parametrize(("others", "worker"), [("gpu:0.5", "w1"), ("gpu:2", "w0"), ("cpu:2", "w0")])
+def test_the_default_looks_ahead_where_shares_and_whole_devices_mix(others: str, worker: str) -> None:
+    """Elsewhere it fills the fullest worker first. The next mix counts at once."""
+    default = Assignment()
+    for word, place in (("gpu:0.5", "w1"), (others, worker)):
+        mix = ((an_alternative("gpu", 4), 0.8), (an_alternative("cpu:4"), 0.1), (an_alternative(word), 0.1))
+        snapshot = replace(workers((8, 2), (24, 2)), pending=(a_pending(device="cpu:4"),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+        assert [place.worker_id for place in default.decide(snapshot, EPOCH).places] == [place]
+
+
+@pytest.mark.parametrize("policy", [Fgd, ExpectedFill, Assignment])
 def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fgd]) -> None:
     old = policy()
     snapshot = replace(workers((8, 2), (8, 1), (4, 4)), pending=tuple(a_pending(f"r{n}") for n in range(4)))
