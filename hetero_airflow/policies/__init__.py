@@ -19,8 +19,6 @@ srtf               runs have similar lengths each time, tasks can resume, and ea
 srsf               the same, but some requests take many devices and others few.
 las                lengths are unknown, tasks can resume, and short runs should not wait for long ones.
 mlfq               the same, with fewer preemptions: a run gives way only once it has had much service.
-easy               lengths are known and large requests should start early, while small ones fill the gaps.
-conservative       the same, but every request near the head of the queue is to keep its start time.
 fair_share         teams share a cluster by weights and quotas.
 critical_path      many workflows compete and each should end soon.
 heft               one large workflow should end soon.
@@ -56,8 +54,6 @@ POLICIES: dict[str, str] = {
     "max_min_fairness": "hetero_airflow.policies.max_min_fairness:MaxMinFairness",
     "makespan": "hetero_airflow.policies.makespan:Makespan",
     "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
-    "easy": "hetero_airflow.policies.easy:Easy",
-    "conservative": "hetero_airflow.policies.conservative:Conservative",
     "fair_share": "hetero_airflow.policies.fair_share:FairShare",
     "critical_path": "hetero_airflow.policies.critical_path:CriticalPath",
     "heft": "hetero_airflow.policies.heft:Heft",

@@ -42,9 +42,9 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.consolidation import Consolidation
+from hetero_airflow.policies.core.backfill import HeadReservation
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.reservation import ReservationsByNeed
 from hetero_airflow.policies.core.share_prices import share_prices
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.simulator.options import Options
@@ -275,7 +275,7 @@ def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
 # The baselines.
 
 
-class NoReservations(ReservationsByNeed):
+class NoReservations(HeadReservation):
     """Place each request that fits. As in the scheduler of Kubernetes, large requests can wait for ever."""
 
     def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
@@ -324,7 +324,7 @@ def make(name: str, *, keeps: bool, workload: Workload, seed: int) -> Policy:
         name,
         by_priority,
         _placement(name, workload, seed),
-        reservations=ReservationsByNeed if keeps else NoReservations,
+        reservations=HeadReservation if keeps else NoReservations,
     )
 
 

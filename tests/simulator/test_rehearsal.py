@@ -70,7 +70,7 @@ def test_a_policy_knows_what_comes_after_what():
 
 
 def test_waiting_requests_keep_their_place():
-    tasks = [PlannedTask("train", ("dag", "train"), GPU)]
+    tasks = [PlannedTask("train", ("dag", "train"), GPUS)]
     rehearsal = rehearse(a_snapshot(waiting=True), tasks, Fifo(), NOW)
     assert rehearsal.tasks[0].start_s.middle == pytest.approx(100 + 200)
 
@@ -96,7 +96,7 @@ def test_each_problem_is_reported():
         PlannedTask("huge", ("dag", "huge"), DeviceRequest.parse("h100:8")),
         PlannedTask("after", ("dag", "after"), None, after=("huge",)),
         PlannedTask("hasty", ("dag", "train"), hasty),
-        PlannedTask("short", ("dag", "train"), GPU, limit_s=30),
+        PlannedTask("short", ("dag", "train"), GPUS, limit_s=30),
     ]
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW, deadline_s=120)
     assert {problem.id for problem in rehearsal.problems} == {"huge", "after", "hasty", "short"}

@@ -21,6 +21,7 @@ from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.plan import Account, Decision, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.backfill import HeadReservation
 from hetero_airflow.policies.core.gang_queue import GangQueue, group_by_gang
 from hetero_airflow.policies.core.list_scheduler import ListScheduler, MayOvertake, WaitExplanations
 from hetero_airflow.policies.core.reservation import (
@@ -28,7 +29,6 @@ from hetero_airflow.policies.core.reservation import (
     MakeReservations,
     NoPreemption,
     PreemptionPlan,
-    ReservationsByNeed,
 )
 from hetero_airflow.policies.core.topology_wait_budget import apply_topology_wait_budgets
 
@@ -49,7 +49,7 @@ class ListPolicy:
         scorer: PlacementScorer,
         may_overtake: MayOvertake | None = None,
         *,
-        reservations: MakeReservations = ReservationsByNeed,
+        reservations: MakeReservations = HeadReservation,
         preemption: MakePreemptionPlan | None = None,
     ) -> None:
         self.name = name

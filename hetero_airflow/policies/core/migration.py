@@ -27,6 +27,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.backfill import HeadReservation
 from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
 from hetero_airflow.policies.core.preemption import (
@@ -38,7 +39,6 @@ from hetero_airflow.policies.core.preemption import (
     victim_units,
 )
 from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
-from hetero_airflow.policies.core.reservation import ReservationsByNeed
 
 MIN_HELD_S = 70.0
 """A request that got its devices is not migrated for this time: ten times what it costs a small request."""
@@ -84,7 +84,7 @@ class _MigrationOption:
         return [*self.ending, *(victim.leases[0] for victim in self.victims)]
 
 
-class ReservationsSparingMigrated(ReservationsByNeed):
+class ReservationsSparingMigrated(HeadReservation):
     """Reserves what the head could use, but not from migrated requests: they had their devices already."""
 
     def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:

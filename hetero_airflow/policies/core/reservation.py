@@ -63,36 +63,6 @@ MakePreemptionPlan = Callable[[WorkerIndex, Snapshot, datetime], PreemptionPlan]
 """The plug-in point: the preemption plan of one decision, where leases can be taken back; empty at first."""
 
 
-class ReservationsByNeed:
-    """Reserves everything that the head of the queue could use, and nothing for other requests.
-
-    No durations are known, so this is the only form of backfill that can't delay the head (EASY, Lifka 1995, with a
-    shadow time of "any moment").
-    """
-
-    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
-        self._index = index
-        self._reserved: ReservedCapacity | None = None
-
-    def note_placed(self, pending: PendingRequest, worker: int, alternative: int, fit: Fit) -> None:
-        """Does nothing: a placement changes no reservation."""
-
-    def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
-        """The first request that waits is the head."""
-        if self._reserved is None:
-            self._reserved = reserve_by_need(self._index, unit)
-
-    def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What is reserved for the head, whichever request asks."""
-        return self._reserved
-
-
-def reserve_by_need(index: WorkerIndex, unit: Sequence[PendingRequest]) -> ReservedCapacity:
-    """Everything that a request or a gang could use."""
-    alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
-    return index.reserved_capacity_for(alternatives, len(unit))
-
-
 class NoPreemption:
     """Takes no lease back: a request that does not fit waits for work to end."""
 

@@ -12,9 +12,10 @@ from hetero_airflow.matching.packing.scorer import PackingMeasure, PackingScorer
 from hetero_airflow.matching.scoring import PlacementScorer, TightFitScorer
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.core.backfill import HeadReservation
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.reservation import MakePreemptionPlan, MakeReservations, ReservationsByNeed
+from hetero_airflow.policies.core.reservation import MakePreemptionPlan, MakeReservations
 
 BasisT = TypeVar("BasisT")
 
@@ -51,7 +52,7 @@ class ScoredPolicy(ListPolicy, Generic[BasisT]):
         measure: Callable[[BasisT], PackingMeasure],
         *,
         order: QueueOrder = by_priority,
-        reservations: MakeReservations = ReservationsByNeed,
+        reservations: MakeReservations = HeadReservation,
         preemption: MakePreemptionPlan | None = None,
     ) -> None:
         super().__init__(name, order, TightFitScorer(), reservations=reservations, preemption=preemption)

@@ -1,4 +1,4 @@
-"""When leased devices are expected to be free, and which of them are reserved from when until when. Pure.
+"""When leased devices are expected to be free. Pure.
 
 The end of a run is expected by the high estimate of its work (`Estimates.works`), because it is to be an upper bound.
 A run that has taken longer than that is expected to last as long as nine of ten such runs would. A run about which
@@ -35,8 +35,6 @@ class Timetable:
         self._estimates = snapshot.estimates
         self._ends: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
         """Worker → (time, what becomes free then), by time."""
-        self._reservations: defaultdict[int, list[tuple[float, float, ClaimedAmounts]]] = defaultdict(list)
-        """Worker → (from, until, what) of each reservation, by start."""
         self._durations: dict[object, float] = {}
         numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         ends = _lease_ends(snapshot, index.entries, numbers, now)
@@ -47,10 +45,8 @@ class Timetable:
                 insort(self._ends[number], (end_s, FutureCapacity(index, number).claimed_amounts(lease.claims)))
 
     def events(self) -> list[tuple[float, int]]:
-        """(time, worker) of each expected end of a run and each end of a reservation, by time."""
-        events = [(at, number) for number, ends in self._ends.items() for at, _ in ends]
-        events += [(until, number) for number, reserved in self._reservations.items() for _, until, _ in reserved]
-        return sorted(event for event in events if event[0] < math.inf)
+        """(time, worker) of each expected end of a run, by time."""
+        return sorted((at, number) for number, ends in self._ends.items() for at, _ in ends if at < math.inf)
 
     def duration_s(self, pending: PendingRequest, alternative: Alternative, shape: Shape) -> float:
         """How long the request would hold its devices, on the slowest suitable device there; infinite if unknown."""
@@ -74,61 +70,37 @@ class Timetable:
         end_s = self.duration_s(pending, alternative, self._index.entries[number].shape)
         insort(self._ends[number], (end_s, _amounts(fit)))
 
-    def reserve(self, number: int, from_s: float, until_s: float, fit: Fit) -> None:
-        """Withhold what a fit takes during that time."""
-        insort(self._reservations[number], (from_s, until_s, _amounts(fit)))
-
-    def starts(self, number: int) -> list[float]:
-        """The start times of the reservations on a worker."""
-        return [from_s for from_s, _, _ in self._reservations.get(number, ())]
-
-    def fit(self, alternative: Alternative, number: int, from_s: float, until_s: float) -> Fit | None:
-        """Where on the worker the alternative fits during the whole time."""
-        peak = self._peak(number, from_s, until_s)
+    def fit(self, alternative: Alternative, number: int, at_s: float) -> Fit | None:
+        """Where on the worker the alternative fits at that time."""
         state = self._index.states[number]
         held = tuple(
             Allocation(share_milli, memory, before.granted_s)
-            for (share_milli, memory), before in zip(peak, state.held, strict=True)
+            for (share_milli, memory), before in zip(self._held_at(number, at_s), state.held, strict=True)
         )
         outcome = self._index.match(alternative, self._index.matcher.state(state.shape, state.is_lost, held))
         return outcome if isinstance(outcome, Fit) else None
 
-    def reserved_until(self, number: int, until_s: float) -> tuple[ResourceNeed, ...]:
-        """What a request that runs from now until then must leave free of each device."""
+    def needs(self, number: int, at_s: float, fit: Fit) -> tuple[ResourceNeed, ...]:
+        """What must be free of each device now so that the fit is free at that time."""
+        then = self._held_at(number, at_s)
+        for position, need in fit.takes:
+            share_milli, memory = then[position]
+            then[position] = share_milli + need.share_milli, memory + need.memory_bytes
         now = self._index.states[number].held
-        needs = [(0, 0)] * len(now)
-        for from_s, _, _ in self._reservations.get(number, ()):
-            if from_s < until_s:
-                then = self._held_at(number, from_s)
-                needs = [
-                    (max(n[0], t[0] - h.share_milli), max(n[1], t[1] - h.memory_bytes))
-                    for n, t, h in zip(needs, then, now, strict=True)
-                ]
-        return tuple(ResourceNeed(share_milli, memory) for share_milli, memory in needs)
+        return tuple(
+            ResourceNeed(max(0, t[0] - n.share_milli), max(0, t[1] - n.memory_bytes))
+            for t, n in zip(then, now, strict=True)
+        )
 
-    def _peak(self, number: int, from_s: float, until_s: float) -> list[tuple[int, int]]:
-        """The most that is held of each device at any time in between; it grows only where a reservation starts."""
-        times = [from_s, *(start for start in self.starts(number) if from_s < start < until_s)]
-        at = [self._held_at(number, time) for time in times]
-        return [(max(h[p][0] for h in at), max(h[p][1] for h in at)) for p in range(len(at[0]))]
-
-    def _held_at(self, number: int, time_s: float) -> list[tuple[int, int]]:
+    def _held_at(self, number: int, at_s: float) -> list[tuple[int, int]]:
         """(thousandths, bytes) of each device."""
-        held = [[allocation.share_milli, allocation.memory_bytes] for allocation in self._index.states[number].held]
+        held = [(allocation.share_milli, allocation.memory_bytes) for allocation in self._index.states[number].held]
         for end_s, amounts in self._ends.get(number, ()):
-            if end_s > time_s:
+            if end_s > at_s:
                 break
-            _add(held, amounts, -1)
-        for from_s, until_s, amounts in self._reservations.get(number, ()):
-            if from_s <= time_s < until_s:
-                _add(held, amounts, 1)
-        return [(share_milli, memory) for share_milli, memory in held]
-
-
-def _add(held: list[list[int]], amounts: ClaimedAmounts, sign: int) -> None:
-    for position, share_milli, memory in amounts:
-        held[position][0] += sign * share_milli
-        held[position][1] += sign * memory
+            for position, share_milli, memory in amounts:
+                held[position] = held[position][0] - share_milli, held[position][1] - memory
+        return held
 
 
 def _amounts(fit: Fit) -> ClaimedAmounts:

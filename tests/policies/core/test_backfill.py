@@ -1,4 +1,4 @@
-"""EASY and conservative backfill with reservations by time."""
+"""The reservation for the head of the queue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Place, ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.policies.conservative import Conservative
-from hetero_airflow.policies.easy import Easy
+from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.knowledge import KnowledgeSource
 from hetero_airflow.simulator.options import Knowledge, Options
@@ -27,7 +27,7 @@ from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
 A100 = "nvidia/a100-sxm4-40gb"
-both = pytest.mark.parametrize("policy", [Easy, Conservative])
+both = pytest.mark.parametrize("policy", [PriorityPolicy, Assignment])
 
 
 def worker(id, gpus):
@@ -140,19 +140,6 @@ def test_a_run_that_takes_longer_than_expected_gets_a_new_expected_end(policy):
     assert [place.request_id for place in policy().decide(snapshot, EPOCH).places] == ["later"]
 
 
-def test_only_conservative_backfill_reserves_for_the_second_request():
-    head, second, later = a_pending("head", "gpu:2"), a_pending("second", "gpu:4", 1), a_pending("later", "gpu", 2)
-    holders = (busy("runs", "a", 0, 1), busy("more", "a", 2))
-    times = {"runs": 50.0, "more": 70.0, "head": 50.0, "second": 10.0}  # the second's turn is in 100 s
-    short, long = ({**times, "later": seconds} for seconds in (100.0, 101.0))
-    placed = [
-        started(policy, (worker("a", 4),), (head, second, later), *holders, **durations)
-        for policy in (Easy, Conservative)
-        for durations in (short, long)
-    ]
-    assert placed == [["later"], ["later"], ["later"], []]
-
-
 @both
 def test_a_waiting_gang_reserves_everything_that_it_could_use(policy):
     gang = tuple(a_pending(f"g{n}", "gpu", gang="g", gang_size=2) for n in range(2))
@@ -186,7 +173,7 @@ def simulated(jobs: tuple[Job, ...], policy: Policy, known_jobs: tuple[Job, ...]
     return {job.id: job.started_s for job in record.jobs if job.started_s is not None}
 
 
-@both
+@pytest.mark.parametrize("policy", [PriorityPolicy, Fifo])
 @pytest.mark.parametrize("is_exact", [True, False])
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000))
@@ -203,23 +190,6 @@ def test_backfill_never_delays_the_head(policy: type[Policy], is_exact: bool, se
     head = next((n for n, job in enumerate(jobs) if crowded[job.id] > 0), None)
     if head is not None:
         assert crowded[jobs[head].id] <= simulated(foreseen[: head + 1], policy())[jobs[head].id]
-
-
-@both
-def test_more_requests_run_than_without_expected_times(policy):
-    rng = random.Random(3)
-    jobs = tuple(
-        Job(
-            f"j{n:03}",
-            60.0 * n,
-            DeviceRequest.parse(f"v100:{rng.choice([1, 1, 1, 2, 3])}"),
-            rng.expovariate(1 / 200) + 1,
-        )
-        for n in range(200)
-    )
-    arrival = {job.id: job.arrival_s for job in jobs}
-    waits = {kind: sum(at - arrival[job] for job, at in simulated(jobs, kind()).items()) for kind in (Fifo, policy)}
-    assert waits[policy] < 0.95 * waits[Fifo]
 
 
 @both

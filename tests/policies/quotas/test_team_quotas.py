@@ -142,7 +142,7 @@ def test_decisions_are_in_one_queue_and_the_first_time_to_decide_again_counts():
     assert (policy.name, policy.period_s, plan.until) == ("fifo", 7.0, EPOCH + timedelta(seconds=5))
 
 
-@pytest.mark.parametrize("policy", ["priority", "assignment", "srtf", "easy", "fair_share"])
+@pytest.mark.parametrize("policy", ["priority", "assignment", "srtf", "fair_share"])
 def test_in_a_simulation_a_team_has_more_than_its_quota_only_while_others_need_nothing(policy):
     gpu = DeviceRequest.parse("gpu")
     late = 5_000.0

@@ -19,6 +19,7 @@ from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.advice import start_estimate as module
 from hetero_airflow.scheduling.advice.start_estimate import StartEstimate, estimate_start
 from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.simulator.options import Knowledge, Options
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.store.memory import MemoryStore
@@ -232,7 +233,8 @@ def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(entries
         Job(f"j{n:02}", 0.0, DeviceRequest.parse(text), float(work), task=f"j{n:02}", group="dag")
         for n, (text, work) in enumerate(entries)
     )
-    record = Simulation(Workload("random", jobs), (worker,), Fifo(), "fifo").run()
+    options = Options(knowledge=Knowledge.ORACLE)
+    record = Simulation(Workload("random", jobs), (worker,), Fifo(), "fifo", options).run()
     store = MemoryStore()
     pending = [a_pending(job.id, text) for job, (text, _) in zip(jobs, entries, strict=True)]
     store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
