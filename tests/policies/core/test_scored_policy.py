@@ -58,6 +58,15 @@ def test_the_default_looks_ahead_where_shares_and_whole_devices_mix(others: str,
         assert [place.worker_id for place in default.decide(snapshot, EPOCH).places] == [place]
 
 
+def test_the_default_takes_the_smaller_device_where_both_leave_as_much() -> None:
+    mix = ((an_alternative("gpu"), 0.5), (an_alternative("gpu:0.5"), 0.5))
+    sizes = ("80GiB", "16GiB")
+    made = (a_worker(f"w{n}", (a_cpu(), a_device("GPU-0", memory=size))) for n, size in enumerate(sizes))
+    snapshot = Snapshot(1, workers=tuple(made), pending=(a_pending(),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+    chosen = [policy().decide(snapshot, EPOCH).places[0].worker_id for policy in (ExpectedFill, Assignment)]
+    assert chosen == ["w0", "w1"]
+
+
 @pytest.mark.parametrize("policy", [Fgd, ExpectedFill, Assignment])
 def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fgd]) -> None:
     old = policy()
