@@ -151,8 +151,8 @@ def tables() -> Iterator[Table]:
         "The pods are drawn from the default list, with their recorded lifetimes but at most "
         f"{LONGEST_S / HOUR_S:g} h. They request {percent(DEMAND)} % of the GPUs. A column's title is the part of that "
         f"which comes from requests for {LARGE:g} GPUs of one worker. A pod leaves after it has waited for "
-        f"{PATIENCE_S / 60:g} min. Kept for the head: devices that the first waiting request could use are reserved "
-        "for it, as our policies do. The other rows reserve nothing, so no device is idle for a large request, and "
+        f"{PATIENCE_S / 60:g} min. Kept for the head: devices are reserved for the first waiting request, "
+        "as our policies do. The other rows reserve nothing, so no device is idle for a large request, and "
         f"large requests may starve. A policy that starts no large request can allocate at most {percent(DEMAND)} % "
         "less the column's part of it.",
         ("policy", *(f"{percent(part)} %" for part in LARGE_PARTS)),
