@@ -153,7 +153,7 @@ def test_devices_reserved_for_a_higher_class_are_not_given_to_a_lower_one() -> N
 
 
 def test_nothing_is_reserved_from_migrated_requests() -> None:
-    running = (held("pair", "b", 0, 1), held("three", "a", 0, 1, 2))
+    running = (held("pair", "a", 0, 1), held("four", "b", 0, 1, 2, 3))
     back = a_pending("back", "gpu", 5, attained_service_s={"nvidia/a100-sxm4-40gb": 600.0})
     plan = decide(running, LARGE, back, a_pending("new", "gpu", 3))
     assert codes(plan) == {"large": ReasonCode.BUSY, "back": "place", "new": ReasonCode.RESERVED}

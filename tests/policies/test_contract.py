@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,7 +10,6 @@ from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from hetero_airflow.matching.feasibility import version_obstacle
 from hetero_airflow.model.device import Device, device_class, matches_model, model_tokens
@@ -28,7 +28,7 @@ from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
 from tests.effort import effort, long
-from tests.policies.every_policy import EVERY_POLICY, make, rows
+from tests.policies.every_policy import make, rows
 
 thorough = settings(max_examples=effort(3, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Examples for each row. All rows test what they share, so the suite stays within minutes."""
@@ -333,7 +333,8 @@ def test_preemptions_settle_while_nothing_else_happens(name: str, snapshot: Snap
 @long
 @rows
 @pytest.mark.parametrize("seed", range(effort(1, 3)))
-def test_no_request_starves_under_a_bounded_load(name: str, seed: int) -> None:
+@pytest.mark.parametrize("knowledge", [Knowledge.ORACLE, Knowledge.NONE])
+def test_no_request_starves_under_a_bounded_load(name: str, knowledge: Knowledge, seed: int) -> None:
     """A stream of small jobs that fills half of two workers; sometimes a job that needs all of a worker."""
     rng = random.Random(seed)
     jobs, now = [], 0.0
@@ -342,7 +343,7 @@ def test_no_request_starves_under_a_bounded_load(name: str, seed: int) -> None:
         gpus = 4 if number % 30 == 10 else 1
         work = rng.expovariate(1 / 1600) + 60
         jobs.append(Job(f"j{number:03}", now, DeviceRequest.parse(f"gpu:{gpus}"), work, task=f"t{gpus}"))
-    options = Options(knowledge=Knowledge.ORACLE)
+    options = Options(knowledge=knowledge)
     record = Simulation(Workload("stream", tuple(jobs)), parse_cluster("v100=2x4"), make(name), name, options).run()
     assert [job.outcome for job in record.jobs] == [JobOutcome.FINISHED] * len(jobs)
     waits = [job.started_s - job.submitted_s for job in record.jobs if job.started_s is not None]
@@ -350,60 +351,6 @@ def test_no_request_starves_under_a_bounded_load(name: str, seed: int) -> None:
 
 
 # Backfill.
-
-Duration = dict[str, int]
-
-
-class World:
-    """Runs what a policy places, each request for its duration, until nothing changes any more."""
-
-    def __init__(self, snapshot: Snapshot, name: str, durations: Duration, ends: dict[tuple[str, str], int]) -> None:
-        self._policy = make(name)
-        self._snapshot = snapshot
-        self._durations = durations
-        self._running: list[tuple[int, str, str, int, int]] = [
-            (ends[key], *key, usage.share_milli, usage.memory_bytes) for key, usage in sorted(snapshot.usage.items())
-        ]
-        self._usage = dict(snapshot.usage)
-        self._token = 10
-        self.started: dict[str, int] = {}
-
-    def run(self) -> None:
-        now = 0
-        while True:
-            self._place(now)
-            if not self._running:
-                return
-            now = min(end for end, *_ in self._running)
-            for end, worker_id, device_id, share_milli, memory in [r for r in self._running if r[0] == now]:
-                self._running.remove((end, worker_id, device_id, share_milli, memory))
-                self._add(worker_id, device_id, -share_milli, -memory)
-
-    def _place(self, now: int) -> None:
-        at = EPOCH + timedelta(seconds=now)
-        self._snapshot = replace(self._snapshot, usage=dict(self._usage), sequence=self._snapshot.sequence + 1)
-        plan = self._policy.decide(self._snapshot, at)
-        assert plan_faults(self._snapshot, plan) == []
-        pending = {request.id: request for request in self._snapshot.pending}
-        tokens = dict(self._snapshot.dag_tokens)
-        for place in plan.places:
-            request = pending.pop(place.request_id)
-            self.started[request.id] = now
-            self._token += 1
-            tokens[request.dag_id] = self._token
-            for claim in place.claims:
-                end = now + self._durations[request.id]
-                self._running.append((end, place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes))
-                self._add(place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes, at)
-        self._snapshot = replace(self._snapshot, pending=tuple(pending.values()), dag_tokens=tokens)
-
-    def _add(self, worker_id: str, device_id: str, share_milli: int, memory: int, at: object = None) -> None:
-        before = self._usage.get((worker_id, device_id), DeviceUsage())
-        self._usage[worker_id, device_id] = DeviceUsage(
-            before.share_milli + share_milli,
-            before.memory_bytes + memory,
-            at or before.last_granted_at,  # type: ignore[arg-type]
-        )
 
 
 def head_of(plan: Plan) -> int | None:
@@ -414,35 +361,32 @@ def head_of(plan: Plan) -> int | None:
     return None
 
 
-def has_had_its_turn(snapshot: Snapshot, plan: Plan, head: int) -> bool:
-    """Whether the DAG of the head is placed before it: then the turns of other DAGs come first, backfill or not."""
-    dags = {request.id: request.dag_id for request in snapshot.pending}
-    return dags[plan.decisions[head].request_id] in {dags[decision.request_id] for decision in plan.decisions[:head]}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in EVERY_POLICY if name != "fair_share"]
-)  # its turns depend on who waits
+@rows
 @settings(thorough, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-@given(data=st.data())
-def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
-    drawn = replace(data.draw(snapshots(max_workers=3, max_pending=10)), estimates=NO_ESTIMATES)
-    # by another mix, who goes before the head would be placed otherwise: that is no backfill
-    snapshot = replace(drawn, estimates=replace(NO_ESTIMATES, mix=request_mix(drawn)))
+@given(snapshot=snapshots(max_workers=3, max_pending=10))
+def test_on_one_worker_the_head_can_start_once_all_that_ran_before_it_has_ended(name: str, snapshot: Snapshot) -> None:
+    """What is placed behind it leaves it that worker, where nothing is known of any run."""
+    snapshot = replace(snapshot, estimates=replace(NO_ESTIMATES, mix=request_mix(snapshot)))
     plan = make(name).decide(snapshot, EPOCH)
     head = head_of(plan)
-    if head is None or (name == "round_robin" and has_had_its_turn(snapshot, plan, head)):
+    if head is None:
         return
-    durations = {request.id: data.draw(st.integers(1, 12), label=request.id) for request in snapshot.pending}
-    ends = {key: data.draw(st.integers(1, 12), label=str(key)) for key in sorted(snapshot.usage)}
-    head_id = plan.decisions[head].request_id
-    first_requests = {decision.request_id for decision in plan.decisions[: head + 1]}
-    alone = replace(snapshot, pending=tuple(request for request in snapshot.pending if request.id in first_requests))
+    wanted = next(p.request for p in snapshot.pending if p.id == plan.decisions[head].request_id)
+    used = usage_of(snapshot)
+    for lease in snapshot.leases:
+        for claim in lease.claims:
+            used[lease.worker_id, claim.device_id, "milli"] -= claim.share_milli
+            used[lease.worker_id, claim.device_id, "memory"] -= claim.memory_bytes
 
-    crowded_world, lonely_world = World(snapshot, name, durations, ends), World(alone, name, durations, ends)
-    crowded_world.run()
-    lonely_world.run()
-    assert crowded_world.started.get(head_id, 10**9) <= lonely_world.started.get(head_id, 10**9)
+    def can_start() -> bool:
+        pairs = itertools.product(wanted.alternatives, snapshot.workers)
+        return any(fits(alternative, worker, used, is_idle=False) for alternative, worker in pairs)
+
+    could_start = can_start()
+    for decision in plan.decisions[head + 1 :]:
+        if isinstance(decision, Place):
+            take(used, decision)
+    assert can_start() or not could_start
 
 
 @rows

@@ -23,12 +23,8 @@ from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.timetable import ENOUGH_RUNS, USUAL_RUN_S
 from hetero_airflow.units import MILLI_PER_DEVICE
-
-USUAL_RUN_S = 4 * 3600.0
-"""The assumed mean run on the fastest class, until `ENOUGH_RUNS` have ended."""
-
-ENOUGH_RUNS = 20
 
 OVERDUE = 0.05
 """A run that has taken longer than expected is expected to need this part of its work so far in addition."""

@@ -45,10 +45,9 @@ from hetero_airflow.policies.class_assignment.solver import WAITING, Numbers, so
 from hetero_airflow.policies.class_assignment.victims import plan_changes
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.list_scheduler import MayOvertake
-from hetero_airflow.policies.core.preemption import Offer
+from hetero_airflow.policies.core.preemption import MakePreemptionPlan, Offer
 from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.reservation import MakePreemptionPlan
 
 CLASS_FACTOR = 16.0
 """A request weighs this many times as much as one of the next lower priority class, where it could run elsewhere."""

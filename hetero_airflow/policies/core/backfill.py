@@ -5,41 +5,45 @@ earliest time at which it fits on a worker by the expected ends of running work.
 on that worker if it is expected to end before that time or leaves the reserved devices free. Deviations: each decision
 makes the reservation again, so it moves only if an estimate was wrong; at most `MAX_LOOKS` expected ends are tried.
 
-For a gang, or where no end is expected, no time can be computed. Then everything that the head could use is left free
-for it on all workers.
+Where the ends of runs are only guessed, the head still has one worker: the one on which the fewest runs have to end.
+But then nothing is let in there because it is expected to end in time.
+
+For a gang, no time can be computed. Everything that it could use is left free for it on all workers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.timetable import Timetable
+from hetero_airflow.policies.core.timetable import Placed, Timetable
 
 MAX_LOOKS = 2000
 """Expected ends that are tried; each takes 10 to 20 µs."""
 
 
 class HeadReservation:
-    """The reservation of one decision; see `Reservations`."""
+    """The reservation of one decision. Calls come in the order of the queue."""
 
     def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
         self._index = index
         self._snapshot = snapshot
         self._now = now
-        self._placed: list[tuple[PendingRequest, int, int, Fit]] = []
+        self._placed: list[Placed] = []
         """What was placed before the first request that has to wait."""
         self._timetable: Timetable | None = None
         """Made for that request."""
         self._by_need: ReservedCapacity | None = None
         self._worker = -1
         """The number of the worker that is reserved."""
-        self._start_s = 0.0
+        self._at_s = 0.0
         self._start_fit: Fit | None = None
+        """What the head is expected to get there at that time."""
+        self._ends_before_s = -math.inf
         self._on_worker: ReservedCapacity | None = None
         self._ends_before: dict[object, bool] = {}
         """Whether equal requests that have not run end before the start of the head."""
@@ -49,7 +53,7 @@ class HeadReservation:
         if self._timetable is None:
             self._placed.append((pending, worker, alternative, fit))
             return
-        self._timetable.note_placed(pending, worker, pending.request.alternatives[alternative], fit)
+        self._timetable.note_placed(pending, worker, alternative, fit)
         if worker == self._worker:
             self._on_worker = None
 
@@ -57,11 +61,9 @@ class HeadReservation:
         """Make the reservation for the first that waits."""
         if self._timetable is not None:
             return
-        self._timetable = Timetable(self._index, self._snapshot, self._now)
-        for pending, worker, alternative, fit in self._placed:
-            self._timetable.note_placed(pending, worker, pending.request.alternatives[alternative], fit)
+        alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
+        self._timetable = Timetable(self._index, self._snapshot, self._now, alternatives, self._placed)
         if len(unit) > 1 or not self._reserve(unit[0], self._timetable):
-            alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
             self._by_need = self._index.reserved_capacity_for(alternatives, len(unit))
 
     def _reserve(self, head: PendingRequest, timetable: Timetable) -> bool:
@@ -73,25 +75,29 @@ class HeadReservation:
                     continue
                 fit = timetable.fit(alternative, worker, at_s)
                 if fit is not None:
-                    self._worker, self._start_s, self._start_fit = worker, at_s, fit
+                    self._worker, self._at_s, self._start_fit = worker, at_s, fit
+                    self._ends_before_s = at_s if timetable.is_known(worker, at_s) else -math.inf
                     self._index.mark(worker)
                     return True
         return False
 
     def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What a request must leave free: nothing on the reserved worker if it ends before the start of the head."""
+        """What a request must leave free: nothing on the reserved worker if it ends before the start of the head.
+
+        Equal answers are the same object.
+        """
         if self._start_fit is None or self._timetable is None:
             return self._by_need
         key = (pending.task, pending.request.fingerprint, pending.gang_size)
         ends_before = None if pending.attained_service_s else self._ends_before.get(key)
         if ends_before is None:
-            ends_before = self._duration_s(pending, self._timetable) <= self._start_s
+            ends_before = self._duration_s(pending, self._timetable) <= self._ends_before_s
             if not pending.attained_service_s:
                 self._ends_before[key] = ends_before
         if ends_before:
             return None
         if self._on_worker is None:
-            needs = self._timetable.needs(self._worker, self._start_s, self._start_fit)
+            needs = self._timetable.needs(self._worker, self._at_s, self._start_fit)
             self._on_worker = ReservedCapacity({}, {self._worker: self._index.matcher.shape_reservation(needs)})
         return self._on_worker
 
@@ -101,3 +107,7 @@ class HeadReservation:
         verdict = self._index.matcher.feasibility
         servable = [a for a in pending.request.alternatives if verdict(a, shape).is_servable]
         return max((timetable.duration_s(pending, a, shape) for a in servable), default=math.inf)
+
+
+MakeReservations = Callable[[WorkerIndex, Snapshot, datetime], HeadReservation]
+"""The plug-in point of `ListPolicy`: the reservations of one decision, empty at first."""

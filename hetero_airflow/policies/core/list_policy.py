@@ -1,7 +1,7 @@
 """The base of most policies: list scheduling with a reservation for the head of the queue.
 
 The list scheduler goes through the queue in the order of the policy and places each request where it fits best. The
-first request that must wait for running work is the head. Capacity is reserved for it (`reservation`), and later
+first request that must wait for running work is the head. Capacity is reserved for it (`backfill`), and later
 requests are placed only beside that.
 
 The members of a gang stand together in the queue, at the place of the first. They are placed all at once or not at all.
@@ -21,15 +21,10 @@ from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.plan import Account, Decision, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.backfill import HeadReservation
+from hetero_airflow.policies.core.backfill import HeadReservation, MakeReservations
 from hetero_airflow.policies.core.gang_queue import GangQueue, group_by_gang
 from hetero_airflow.policies.core.list_scheduler import ListScheduler, MayOvertake, WaitExplanations
-from hetero_airflow.policies.core.reservation import (
-    MakePreemptionPlan,
-    MakeReservations,
-    NoPreemption,
-    PreemptionPlan,
-)
+from hetero_airflow.policies.core.preemption import MakePreemptionPlan, NoPreemption, PreemptionPlan
 from hetero_airflow.policies.core.topology_wait_budget import apply_topology_wait_budgets
 
 QueueOrder = Callable[[Iterable[PendingRequest], Snapshot], list[PendingRequest]]

@@ -18,8 +18,9 @@ from hetero_airflow.model.plan import Account, AlternativeAccount, Decision, Pla
 from hetero_airflow.model.problem_lines import concerns
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.policies.core.backfill import HeadReservation
 from hetero_airflow.policies.core.gang_queue import GangQueue
-from hetero_airflow.policies.core.reservation import PreemptionPlan, Reservations
+from hetero_airflow.policies.core.preemption import PreemptionPlan
 
 MayOvertake = Callable[[PendingRequest, PendingRequest], bool]
 """Whether the first request may be placed before the second one, which is the head of the queue."""
@@ -62,7 +63,7 @@ class ListScheduler:
         index: WorkerIndex,
         gangs: GangQueue,
         may_overtake: MayOvertake | None,
-        reservations: Reservations,
+        reservations: HeadReservation,
         preemption: PreemptionPlan,
         now: datetime,
         budget_ends: Mapping[str, datetime],

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.shapes import WorkerEntry
@@ -24,7 +25,7 @@ from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.plan import Preempt
+from hetero_airflow.model.plan import Preempt, Reason
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -285,3 +286,49 @@ def _leased_devices(entry: WorkerEntry, lease: Lease) -> tuple[str | None, float
     counted = [(device, claim) for device, claim in claims if device.kind != "cpu"] or claims
     name = device_class(counted[0][0]) if counted else None
     return name, sum(claim.share_milli for _, claim in counted) / MILLI_PER_DEVICE
+
+
+class PreemptionPlan(Protocol):
+    """Which leases are taken back for waiting requests during one decision."""
+
+    @property
+    def until(self) -> datetime | None:
+        """When more may be preempted although nothing but the time has changed."""
+        ...
+
+    def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """The wait reason, if leases are preempted for this request or gang. None: nothing is preempted for it.
+
+        Called in the order of the queue. What the request is to get is withheld from all later requests.
+        """
+        ...
+
+    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
+        """Whether it can take back everything that later requests may get, so that it needs no reservation."""
+        ...
+
+    def preemptions(self) -> Sequence[Preempt]:
+        """The leases to take back."""
+        ...
+
+
+MakePreemptionPlan = Callable[[WorkerIndex, Snapshot, datetime], PreemptionPlan]
+"""The plug-in point of `ListPolicy`: the preemption plan of one decision, empty at first."""
+
+
+class NoPreemption:
+    """Takes no lease back: a request that does not fit waits for work to end."""
+
+    until: datetime | None = None
+
+    def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """None: no lease ends for it."""
+        return None
+
+    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
+        """False: it needs its reservation."""
+        return False
+
+    def preemptions(self) -> Sequence[Preempt]:
+        """No leases."""
+        return ()

@@ -12,10 +12,10 @@ from hetero_airflow.matching.packing.scorer import PackingMeasure, PackingScorer
 from hetero_airflow.matching.scoring import PlacementScorer, TightFitScorer
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.policies.core.backfill import HeadReservation
+from hetero_airflow.policies.core.backfill import HeadReservation, MakeReservations
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
+from hetero_airflow.policies.core.preemption import MakePreemptionPlan
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.reservation import MakePreemptionPlan, MakeReservations
 
 BasisT = TypeVar("BasisT")
 

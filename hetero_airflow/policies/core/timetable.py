@@ -1,8 +1,13 @@
 """When leased devices are expected to be free. Pure.
 
 The end of a run is expected by the high estimate of its work (`Estimates.works`), because it is to be an upper bound.
-A run that has taken longer than that is expected to last as long as nine of ten such runs would. A run about which
-nothing is known has no expected end.
+A run that has taken longer than that is expected to last as long as nine of ten such runs would.
+
+The end of a run about which nothing is known is guessed. It is taken to end at any moment, after the mean of the runs
+that have ended (`USUAL_RUN_S` before `ENOUGH_RUNS` have), or after as long again as it has taken if that is longer. Of
+n equal guesses on a worker, the first run is expected to end after 1/n of that time, the second 1/(n-1) later, and so
+on: the order statistics of the exponential distribution (Rényi, Acta Math. Hung. 4, 1953). This finds the worker on
+which the fewest runs have to end. No request is let in on the strength of a guess.
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import accumulate
 
 from hetero_airflow.matching.feasibility import ResourceNeed
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity
@@ -26,27 +32,89 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 
+USUAL_RUN_S = 4 * 3600.0
+"""The assumed mean run on the fastest class, until `ENOUGH_RUNS` have ended."""
+
+ENOUGH_RUNS = 20
+
+Placed = tuple[PendingRequest, int, int, Fit]
+"""A request, the number of its worker, the number of its alternative, and what it takes there."""
+
 
 class Timetable:
-    """All times are seconds from now. The caller reports what it places during the decision (`note_placed`)."""
+    """All times are seconds from now. The caller reports what it places during the decision (`note_placed`).
 
-    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
+    :param wanted: the alternatives of the head; of runs with unknown ends, those are taken to end first that free most
+        for it
+    :param placed: what this decision has placed already
+    """
+
+    def __init__(
+        self,
+        index: WorkerIndex,
+        snapshot: Snapshot,
+        now: datetime,
+        wanted: Sequence[Alternative],
+        placed: Iterable[Placed],
+    ) -> None:
         self._index = index
         self._estimates = snapshot.estimates
+        self._wanted = wanted
         self._ends: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
-        """Worker → (time, what becomes free then), by time."""
+        """Worker → (time, what becomes free then), by time; infinite for later requests whose end is unknown."""
         self._durations: dict[object, float] = {}
         numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
+        finished_s = snapshot.estimates.finished_s
+        usual_s = sum(finished_s) / len(finished_s) if len(finished_s) >= ENOUGH_RUNS else USUAL_RUN_S
+        unknown: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
         ends = _lease_ends(snapshot, index.entries, numbers, now)
         for lease in snapshot.leases:
             end_s = ends.get(lease.id)
-            if end_s is not None:
-                number = numbers[lease.worker_id]
-                insort(self._ends[number], (end_s, FutureCapacity(index, number).claimed_amounts(lease.claims)))
+            if end_s is None:
+                continue
+            number = numbers[lease.worker_id]
+            amounts = FutureCapacity(index, number).claimed_amounts(lease.claims)
+            if end_s < math.inf:
+                self._ends[number].append((end_s, amounts))
+            else:
+                unknown[number].append((max(usual_s, (now - lease.granted_at).total_seconds()), amounts))
+        for pending, number, alternative, fit in placed:
+            end_s = self._end_s(pending, number, alternative)
+            if end_s < math.inf:
+                self._ends[number].append((end_s, _amounts(fit)))
+            else:
+                unknown[number].append((usual_s, _amounts(fit)))
+        self._guessed_from: dict[int, float] = {}
+        """Worker → the first of its ends that is only guessed."""
+        for number, runs in unknown.items():
+            guesses = self._guesses(number, runs)
+            self._guessed_from[number] = guesses[0][0]
+            self._ends[number].extend(guesses)
+        for known in self._ends.values():
+            known.sort()
+
+    def _guesses(self, number: int, runs: Sequence[tuple[float, ClaimedAmounts]]) -> list[tuple[float, ClaimedAmounts]]:
+        """When the runs on a worker end whose ends are unknown, from (the mean time that such a run needs, amounts)."""
+        shape = self._index.entries[number].shape
+        usable = {position for a in self._wanted for position in self._index.matcher.feasibility(a, shape).usable}
+
+        def seconds_for_each_share(run: tuple[float, ClaimedAmounts]) -> tuple[float, float, ClaimedAmounts]:
+            mean_s, amounts = run
+            freed = sum(share_milli for position, share_milli, _ in amounts if position in usable)
+            return mean_s / freed if freed else math.inf, mean_s, amounts
+
+        in_order = sorted(runs, key=seconds_for_each_share)
+        rates = list(accumulate(1 / mean_s for mean_s, _ in reversed(in_order)))
+        ends = accumulate(1 / rate for rate in reversed(rates))
+        return [(end_s, amounts) for end_s, (_, amounts) in zip(ends, in_order, strict=True)]
+
+    def is_known(self, number: int, at_s: float) -> bool:
+        """Whether what is free on the worker at that time follows from estimates, not from guesses."""
+        return at_s < self._guessed_from.get(number, math.inf)
 
     def events(self) -> list[tuple[float, int]]:
         """(time, worker) of each expected end of a run, by time."""
-        return sorted((at, number) for number, ends in self._ends.items() for at, _ in ends if at < math.inf)
+        return sorted((at, number) for number, ends in self._ends.items() for at, _ in ends)
 
     def duration_s(self, pending: PendingRequest, alternative: Alternative, shape: Shape) -> float:
         """How long the request would hold its devices, on the slowest suitable device there; infinite if unknown."""
@@ -65,10 +133,12 @@ class Timetable:
             self._durations[key] = duration
         return duration
 
-    def note_placed(self, pending: PendingRequest, number: int, alternative: Alternative, fit: Fit) -> None:
-        """Take into account that a request is placed now."""
-        end_s = self.duration_s(pending, alternative, self._index.entries[number].shape)
-        insort(self._ends[number], (end_s, _amounts(fit)))
+    def note_placed(self, pending: PendingRequest, number: int, alternative: int, fit: Fit) -> None:
+        """Take into account that a request is placed now, later than the head; no end of it is guessed."""
+        insort(self._ends[number], (self._end_s(pending, number, alternative), _amounts(fit)))
+
+    def _end_s(self, pending: PendingRequest, number: int, alternative: int) -> float:
+        return self.duration_s(pending, pending.request.alternatives[alternative], self._index.entries[number].shape)
 
     def fit(self, alternative: Alternative, number: int, at_s: float) -> Fit | None:
         """Where on the worker the alternative fits at that time."""
@@ -128,7 +198,10 @@ def _duration_s(estimates: Estimates, pending: PendingRequest, device_class: str
 def _lease_ends(
     snapshot: Snapshot, entries: list[WorkerEntry], numbers: Mapping[str, int], now: datetime
 ) -> Mapping[str, float]:
-    """Lease id → in how many seconds it ends at the latest, together for a gang; absent where this is unknown."""
+    """Lease id → in how many seconds it ends at the latest, together for a gang; infinite where this is unknown.
+
+    A lease that has ended, or that is about to, is absent.
+    """
     ends: dict[str, float] = {}
     gangs: defaultdict[str, list[str]] = defaultdict(list)
     for lease in snapshot.leases:
@@ -147,7 +220,7 @@ def _lease_ends(
             gangs[holder.gang].append(lease.id)
     for members in gangs.values():
         ends |= dict.fromkeys(members, max(ends[member] for member in members))
-    return {lease_id: end_s for lease_id, end_s in ends.items() if end_s < math.inf}
+    return ends
 
 
 def _leased_class(lease: Lease, entry: WorkerEntry) -> str | None:

@@ -88,11 +88,24 @@ def test_devices_that_the_head_does_not_need_are_free_for_all(policy):
 
 
 @both
-def test_without_a_known_end_everything_is_reserved_that_the_head_could_use(policy):
+def test_where_ends_are_unknown_the_worker_is_reserved_on_which_the_fewest_runs_have_to_end(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1), a_pending("last", "gpu", 2))
+    one_of_two = (busy("a0", "a", 0), busy("a1", "a", 1))
+    both_of_two, known = (busy("b0", "b", 0), busy("b1", "b", 1)), busy("c0", "c", 0)
+    workers = (worker("a", 3), worker("b", 2), worker("c", 2))
+    assert started(policy, workers, pending, *one_of_two, *both_of_two, known) == ["later"], "on c"
+    in_time = {"later": 1.0, "last": 1.0}
+    assert started(policy, workers, pending, *one_of_two, *both_of_two, known, **in_time) == ["later"], "a guess"
+    known_end = {**in_time, "c0": 3600.0}
+    assert started(policy, workers, pending, *one_of_two, *both_of_two, known, **known_end) == ["later", "last"]
+
+
+@both
+def test_a_run_that_has_taken_long_is_expected_to_take_as_long_again(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
-    workers = (worker("a", 2), worker("b", 1))
-    assert started(policy, workers, pending, busy("runs", "a", 0), head=50.0, later=1.0) == ["later"]
-    assert started(policy, workers[:1], pending, busy("runs", "a", 0), head=50.0, later=1.0) == []
+    workers, pair = (worker("a", 2), worker("b", 2)), (busy("b0", "b", 0), busy("b1", "b", 1))
+    assert started(policy, workers, pending, busy("a0", "a", 0, ago_s=4 * 3600), *pair) == [], "a is reserved"
+    assert started(policy, workers, pending, busy("a0", "a", 0, ago_s=7 * 3600), *pair) == ["later"], "b is reserved"
 
 
 @both
