@@ -101,6 +101,15 @@ def test_where_ends_are_unknown_the_worker_is_reserved_on_which_the_fewest_runs_
 
 
 @both
+def test_of_runs_with_unknown_ends_the_one_that_frees_most_for_the_head_counts_first(policy):
+    """Else two runs would have to end on a, and b, on which one has to end, would be reserved."""
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    workers = (worker("a", 3), worker("b", 2))
+    runs = (busy("a0", "a", 0), busy("a1", "a", 1, 2), busy("b0", "b", 0))
+    assert started(policy, workers, pending, *runs) == ["later"], "on b, as a is reserved"
+
+
+@both
 def test_a_run_that_has_taken_long_is_expected_to_take_as_long_again(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     workers, pair = (worker("a", 2), worker("b", 2)), (busy("b0", "b", 0), busy("b1", "b", 1))
