@@ -63,7 +63,8 @@ def gang_begins(fleet, time_number, first_step):
     begun = {start["rank"]: start for start in notes(fleet, "gang", "start")[-2:]}
     assert {rank: start["size"] for rank, start in begun.items()} == {0: 2, 1: 2}
     assert {start["worker"] for start in begun.values()} == {"w1", "w2"}
-    assert {steps_of(start)[0] for start in begun.values()} == {first_step}, "both go on after the last checkpoint"
+    firsts = {rank: steps_of(start)[0] for rank, start in begun.items()}
+    assert firsts == {0: first_step, 1: first_step}, f"both go on after the last checkpoint, not at {firsts}"
     return begun
 
 

@@ -44,9 +44,11 @@ def leases(fleet, dag_id):
 
 
 def newest_checkpoint(fleet, dag_id, task_id):
-    """The step of the checkpoint that a task published last."""
-    path = fleet.airflow.home / "checkpoints" / dag_id / task_id / "newest.json"
-    return json.loads(path.read_text())["entry"]["step"]
+    """The step of the checkpoint that the newest run of a task published last."""
+    checkpoints = fleet.airflow.home / "checkpoints"
+    newest = json.loads((checkpoints / dag_id / task_id / "newest.json").read_text())
+    index = json.loads((checkpoints / newest["path"] / "index.json").read_text())
+    return index["entries"][-1]["step"]  # a rank that is killed has often published one that newest.json does not name
 
 
 STEPS = 200
