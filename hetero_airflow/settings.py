@@ -176,6 +176,13 @@ OPTIONS: tuple[Option, ...] = (
         "same class, if both together gain. no: they take devices back for higher classes alone, as priority does.",
     ),
     Option(
+        "patience",
+        "yes",
+        "string",
+        "With preempt_within_class = no: whether a task may wait for better devices while others are free, if that "
+        "probably pays. no: every task takes devices as soon as some are free.",
+    ),
+    Option(
         "recovery_rules",
         "{}",
         "string",

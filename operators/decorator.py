@@ -50,6 +50,7 @@ def device_task(
     spot: bool | None = None,
     priority: PriorityName | None = None,
     wait_timeout: Duration | None = None,
+    patience: bool | None = None,
     gang: int | str | None = None,
     checkpoint: Checkpointing | None = None,
     **kwargs: Any,
@@ -68,6 +69,7 @@ def device_task(
     :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
+    :param patience: False: never wait for better devices while others are free
     :param gang: for a mapped task: this many of its instances are placed together or not at all
     :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear
 
@@ -85,6 +87,7 @@ def device_task(
         "spot": spot,
         "priority": priority,
         "wait_timeout": wait_timeout,
+        "patience": patience,
         "gang": gang,
         "checkpoint": checkpoint,
     }

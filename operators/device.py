@@ -38,6 +38,7 @@ class DeviceOperator(BaseOperator):
     :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
+    :param patience: False: never wait for better devices while others are free
     :param gang: for a mapped task: this many of its instances, in the order of their map indexes, are placed together
         or not at all. ``"2:4@10m"`` starts with fewer if 4 can't be placed within ten minutes. `current_lease().gang`
         has each instance's rank, and the hosts of all
@@ -60,6 +61,7 @@ class DeviceOperator(BaseOperator):
         spot: bool | None = None,
         priority: PriorityName | None = None,
         wait_timeout: Duration | None = None,
+        patience: bool | None = None,
         gang: int | str | None = None,
         checkpoint: Checkpointing | None = None,
         retry_policy: RetryPolicy | None = None,
@@ -68,7 +70,7 @@ class DeviceOperator(BaseOperator):
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, spot, priority, wait_timeout)
+        values = (device, quota, runtime, driver, labels, topology, spot, priority, wait_timeout, patience)
         given = dict(zip(ARGUMENTS, values, strict=True))
         defaults = device_task_defaults()
         super().__init__(

@@ -39,7 +39,7 @@ def complete_mapped_task(task: object) -> None:
             partial[name] = value
     given = {name: partial.get(name) for name in ARGUMENTS}
     if is_check:
-        given["wait_timeout"] = partial.get("timeout")
+        given |= {"wait_timeout": partial.get("timeout"), "patience": False}
     # a decorated task expands over the arguments of its function, which may have the same names
     expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
     instances, stride = _instances(given, expanded)

@@ -72,7 +72,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, spot, priority, timeout)
+        values = (device, quota, runtime, driver, labels, topology, spot, priority, timeout, False)
         given = dict(zip(ARGUMENTS, values, strict=True))
         defaults = device_task_defaults()
         super().__init__(

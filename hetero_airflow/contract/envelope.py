@@ -20,7 +20,9 @@ from hetero_airflow.runtime.task_lease import TaskLease
 
 ENVELOPE_KEY = "hetero"
 
-ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout")
+ARGUMENTS = (
+    "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "patience",
+)  # fmt: skip
 """The arguments of a device operator that `DeviceRequest.parse` reads."""
 
 _NO_GANG = GangSize()

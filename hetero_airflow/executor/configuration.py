@@ -51,6 +51,7 @@ class Configuration:
     exclude_devices: str = ""
     spot_notices: str = ""
     preempt_within_class: bool = True
+    patience: bool = True
     hang_timeout_s: float = 900.0
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
 
@@ -89,6 +90,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "grace_s": partial(_positive, "grace_s"),
         "min_run_s": partial(_positive, "min_run_s"),
         "preempt_within_class": partial(_yes_or_no, "preempt_within_class"),
+        "patience": partial(_yes_or_no, "patience"),
         "labels": lambda: parse_labels(_text("labels"), f"[{SECTION}] labels"),
         "rules": lambda: parse_rules(_text("recovery_rules")),
         "shares": configured_shares,

@@ -104,6 +104,9 @@ class DeviceArguments(TypedDict, total=False):
     spot: Annotated[bool, Field(description="False: never on a worker with the label hetero/spot.", examples=[False])]
     priority: Literal["urgent", "high", "medium", "low"]
     wait_timeout: Annotated[float | str, Field(description="The task fails after this wait.", examples=["2h", 600])]
+    patience: Annotated[
+        bool, Field(description="False: never wait for better devices while others are free.", examples=[False])
+    ]
     gang: Annotated[
         int | str, Field(description="For a mapped task: so many are placed together.", examples=[4, "2:4@10m"])
     ]

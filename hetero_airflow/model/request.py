@@ -26,6 +26,7 @@ from hetero_airflow.model.request_fields import (
     ByteRangeField,
     HostMemoryField,
     LabelsField,
+    PatienceField,
     RuntimeField,
     SpecifierField,
     SpotField,
@@ -183,6 +184,8 @@ class DeviceRequest(BaseModel):
     priority: Priority = Priority.MEDIUM
     wait_timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The task fails if it waits longer; None: no limit."""
+    patience: PatienceField = True
+    """Whether it may wait for better devices while others are free."""
 
     @classmethod
     def parse(
@@ -197,6 +200,7 @@ class DeviceRequest(BaseModel):
         spot: object = None,
         priority: object = None,
         wait_timeout: object = None,
+        patience: object = None,
     ) -> DeviceRequest:
         """The request from the arguments of a decorator, an operator or a configuration.
 
@@ -213,13 +217,14 @@ class DeviceRequest(BaseModel):
         :param spot: False: never on a worker with the label hetero/spot
         :param priority: urgent, high, medium or low
         :param wait_timeout: seconds, a timedelta, or a text such as ``2h``
+        :param patience: False: it never waits for better devices while others are free
         :raises RequestError: an argument is not valid, or two contradict each other
         """
         conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology, "spot": spot}
         fields = {**conditions, **read_quota(quota)}
         check_sizes(fields)
         shared = {field: value for field, value in fields.items() if value is not None}
-        other_fields = {"priority": priority, "wait_timeout": wait_timeout}
+        other_fields = {"priority": priority, "wait_timeout": wait_timeout, "patience": patience}
         if isinstance(device, DeviceRequest):
             extra = shared | {name: value for name, value in other_fields.items() if value is not None}
             for name, value in sorted(extra.items()):
@@ -243,6 +248,7 @@ class DeviceRequest(BaseModel):
                 "is_ordered": is_ordered,
                 "priority": _read_priority(priority),
                 "wait_timeout_s": None if wait_timeout is None else parse_duration_s(wait_timeout),
+                "patience": True if patience is None else patience,
             },
         )
 

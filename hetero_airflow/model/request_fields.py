@@ -93,14 +93,17 @@ def _read_labels(value: object) -> object:
     return {str(name): labels[name] for name in sorted(labels, key=str)}
 
 
-def _read_spot(value: object) -> object:
-    texts = {"true": True, "false": False}  # of a rendered template
-    read = texts.get(value.strip().lower(), value) if isinstance(value, str) else value
-    if read is None or isinstance(read, bool):
-        return read is not False
-    raise RequestError(
-        "spot", value, found="neither True nor False", remedy="Write False for no spot worker, True for any worker"
-    )
+def _switch(name: str, remedy: str) -> Callable[[object], object]:
+    """A reader of True, False, or their texts; nothing means True."""
+
+    def read(value: object) -> object:
+        texts = {"true": True, "false": False}  # of a rendered template
+        found = texts.get(value.strip().lower(), value) if isinstance(value, str) else value
+        if found is None or isinstance(found, bool):
+            return found is not False
+        raise RequestError(name, value, found="neither True nor False", remedy=remedy)
+
+    return read
 
 
 def _architecture(name: object) -> str:
@@ -130,7 +133,10 @@ TopologyField = Annotated[
     PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
 ]
 ArchitectureField = Annotated[str | None, BeforeValidator(_optional(_architecture), json_schema_input_type=str | None)]
+_read_spot = _switch("spot", "Write False for no spot worker, True for any worker")
+_read_patience = _switch("patience", "Write False to take devices as soon as some are free")
 SpotField = Annotated[bool, BeforeValidator(_read_spot, json_schema_input_type=bool)]
+PatienceField = Annotated[bool, BeforeValidator(_read_patience, json_schema_input_type=bool)]
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
 LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]

@@ -132,6 +132,8 @@ class Snapshot:
     """The shortest time from a grant to a preemption, if the policy has no own value."""
     preempts_within_class: bool = True
     """Whether a policy that orders by priority class may take a lease back for a request of the same class."""
+    patience: bool = True
+    """Whether a policy may let a request wait for better devices while others are free."""
 
     def is_protected(self, lease: Lease) -> bool:
         """Whether a lease may be preempted only for a higher priority class."""

@@ -24,6 +24,7 @@ def test_the_defaults_are_those_that_the_provider_shows():
         ("probe_timeout_s", "-1", "no positive number"),
         ("hang_timeout_s", "15m", "no positive number"),
         ("preempt_within_class", "seldom", "neither yes nor no"),
+        ("patience", "some", "neither yes nor no"),
         ("forget_workers_after", "soon", "found no duration. Write a duration of at least 60 s and at most 366d"),
         ("forget_workers_after", "30s", "found 30 s. Write a duration of at least 60 s"),
         ("spot_notices", "amazon", "Use one of aws, gcp, azure, or the path of a notice file"),

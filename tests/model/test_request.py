@@ -304,6 +304,14 @@ def test_a_request_may_run_on_spot_workers_unless_it_says_no(given: object, spot
     assert (parse("gpu", spot=given).fingerprint == parse("gpu").fingerprint) is spot
 
 
+@pytest.mark.parametrize(("given", "patience"), [(None, True), (True, True), (False, False), ("False", False)])
+def test_a_request_has_patience_unless_it_says_no(given: object, patience: bool) -> None:
+    request = parse("gpu", patience=given)
+    assert request.patience is patience
+    assert DeviceRequest.model_validate_json(request.model_dump_json()) == request
+    assert (request.fingerprint == parse("gpu").fingerprint) is patience
+
+
 LEVELS = st.sampled_from([level for level in Level if level is not Level.ANYWHERE])
 BUDGETS = st.none() | st.integers(1, 10**6).map(float) | st.integers(1, 10**6).map(lambda ms: ms / 1000)
 

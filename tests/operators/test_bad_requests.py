@@ -157,6 +157,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"device": {"device": "gpu", "architecture": 64}}, "architecture", "Use x86-64, aarch64"),
     ({"spot": "no"}, "spot", "False for no spot worker"),
     ({"spot": 0}, "spot", "False for no spot worker"),
+    ({"patience": "no"}, "patience", "Write False to take devices"),
     ({"spot": False, "labels": {"hetero/spot": "true"}}, "spot", "Leave one of the two out"),
     ({"priority": "hihg"}, "priority", '"high"'),
     ({"priority": "High"}, "priority", '"high"'),
@@ -227,7 +228,8 @@ ANYTHING = st.recursive(
 WORDS = st.sampled_from(["gpu", "a100", "nvidia/a100", "cpu", "nvidea/a100", "cuda", "80", "40G", "2 hours", ">=12"])
 NEAR_MISSES = st.tuples(WORDS, st.sampled_from("?,:/x =@0.-5"), WORDS).map("".join)
 FIELDS = [
-    "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "gang",
+    "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout",
+    "patience", "gang",
     "checkpoint",
 ]  # fmt: skip
 QUOTAS = st.dictionaries(

@@ -52,6 +52,7 @@ BAD = [
     'DevicePythonOperator(task_id="t", python_callable=print, device="gpu", quota={"memry": "1GiB"})',
     'DevicePythonOperator(task_id="t", python_callable=print, device="gpu", checkpoint={"on_clear": "frsh"})',
     '@task.device(device="gpu", spot="no")\ndef f() -> None: ...',
+    '@task.device(device="gpu", patience="no")\ndef f() -> None: ...',
     "local_lease(3.14)",
 ]
 

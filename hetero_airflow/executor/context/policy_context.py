@@ -58,4 +58,5 @@ class PolicyContext:
             protects_unsaved=True,
             min_run_s=self._configuration.min_run_s,
             preempts_within_class=self._configuration.preempt_within_class,
+            patience=self._configuration.patience,
         )

@@ -31,6 +31,8 @@ def request_text(request: DeviceRequest) -> str:
         options["priority"] = str(request.priority)
     if request.wait_timeout_s is not None:
         options["wait_timeout"] = request.wait_timeout_s
+    if not request.patience:
+        options["patience"] = False
     for arguments in (_common_arguments(request), _separate_arguments(request)):
         if _is_equal(request, arguments | options):
             return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | options).items())

@@ -8,8 +8,7 @@ devices: it is placed where it fits best and is not moved. Requests for a CPU al
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, lru_cache
@@ -21,9 +20,10 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.device import Device, device_class, device_tokens, matches_model, model_tokens
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Place, Plan
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.timetable import ENOUGH_RUNS, USUAL_RUN_S
+from hetero_airflow.policies.core.run_ends import ENOUGH_RUNS, USUAL_RUN_S
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 OVERDUE = 0.05
@@ -36,12 +36,34 @@ class PlacementOption:
 
     alternative: int
     """Its number in the request."""
-    request: DeviceRequest
-    """The request restricted to this option."""
+    narrower: Alternative
+    """The alternative, restricted to devices of the class."""
 
-    def narrow(self, pending: PendingRequest) -> PendingRequest:
-        """The pending request restricted to this option."""
-        return replace(pending, request=self.request)
+
+Options = Mapping[str, tuple[PlacementOption, ...]]
+"""Request id → the options by which alone it may run now."""
+
+
+def narrowed(snapshot: Snapshot, options: Options) -> Snapshot:
+    """The snapshot with requests that see only their options."""
+    pending = (
+        replace(p, request=_only(p.request, tuple(option.narrower for option in options[p.id])))
+        if p.id in options
+        else p
+        for p in snapshot.pending
+    )
+    return replace(snapshot, pending=tuple(pending))
+
+
+def as_requested(plan: Plan, options: Options) -> Plan:
+    """The plan for a narrowed snapshot over the requests as users made them."""
+    decisions = (
+        decision._replace(alternative=options[decision.request_id][decision.alternative].alternative)
+        if isinstance(decision, Place) and decision.request_id in options
+        else decision
+        for decision in plan.decisions
+    )
+    return replace(plan, decisions=tuple(decisions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +118,6 @@ class AssignmentProblem:
     """Running requests that give way only to higher priority classes: shares don't count, gangs do."""
     settled: frozenset[str] = frozenset()
     """The ids of candidates that go before all others of their class, and give way to none of them."""
-
-    def restrict_to(self, candidates: Sequence[Candidate], other_ids: AbstractSet[str]) -> None:
-        """Keep only these candidates, with the capacity that the requests with the other ids leave them."""
-        taken_devices = Counter[str]()
-        for candidate in self.candidates:
-            if candidate.pending.id in other_ids:
-                taken_devices.update(dict.fromkeys(candidate.options, candidate.count))
-        self.candidates = list(candidates)
-        self.capacities = {name: max(0, free - taken_devices[name]) for name, free in self.capacities.items()}
 
 
 def assignment_problem(snapshot: Snapshot, index: WorkerIndex, now: datetime) -> AssignmentProblem:
@@ -247,11 +260,11 @@ class _ProblemBuilder:
                 continue
             is_exact = is_exact and alternative.share is None
             for name in self._devices:
-                narrowed = self._narrowed(alternative, name)
-                if narrowed is not None and name not in options and self._index.is_servable(narrowed):
-                    options[name] = PlacementOption(number, _only(request, narrowed))
+                narrower = self._narrowed(alternative, name)
+                if narrower is not None and name not in options and self._index.is_servable(narrower):
+                    options[name] = PlacementOption(number, narrower)
                     counts.add(alternative.count)
-                    is_exact = is_exact and self._matching_classes(narrowed) == [name]
+                    is_exact = is_exact and self._matching_classes(narrower) == [name]
         return _RequestModel(max(counts, default=0), is_exact and len(counts) == 1, options, frozenset(options))
 
     def _narrowed(self, alternative: Alternative, name: str) -> Alternative | None:
@@ -279,9 +292,9 @@ class _ProblemBuilder:
 
 
 @lru_cache(maxsize=4096)
-def _only(request: DeviceRequest, alternative: Alternative) -> DeviceRequest:
-    """The request with this alternative alone."""
-    return DeviceRequest.model_construct(**{**dict(request), "alternatives": (alternative,)})
+def _only(request: DeviceRequest, alternatives: tuple[Alternative, ...]) -> DeviceRequest:
+    """The request with these alternatives alone, none of which it prefers."""
+    return DeviceRequest.model_construct(**{**dict(request), "alternatives": alternatives, "is_ordered": False})
 
 
 def _left_s(whole_run: Interval, done_s: float) -> float:

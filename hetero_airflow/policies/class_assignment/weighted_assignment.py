@@ -4,8 +4,8 @@ The waiting and running requests of one priority class compete, the highest clas
 above it leave. The `solver` finds the assignment of requests to device classes with the greatest sum of weights. Then
 waiting requests are placed, and requests that run elsewhere are preempted if a request waits for their devices. A
 request that one decision takes off its devices is placed by a later decision, when its new devices are free; the
-weights are made so that the later decision comes to the same result. Where leases can't be taken back, only waiting
-requests compete, for the free devices.
+weights are made so that the later decision comes to the same result. Where leases can't be taken back, each waiting
+request chooses a class of devices in its turn (`patience`).
 
 Devices of lower classes count as free for a higher one, at a price: a request takes them only if it can't start
 otherwise, or gains more from them. Which leases a higher class gets, `LeastLossPreemption` decides, as under
@@ -23,7 +23,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -32,15 +31,19 @@ from numpy.typing import NDArray
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.lease import LeaseState
-from hetero_airflow.model.plan import Place, Plan, ReasonCode, Wait
+from hetero_airflow.model.plan import Plan, ReasonCode, Wait
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.candidates import (
     AssignmentProblem,
     Candidate,
-    PlacementOption,
+    Options,
+    as_requested,
     assignment_problem,
+    narrowed,
 )
+from hetero_airflow.policies.class_assignment.free_times import FreeTimes
+from hetero_airflow.policies.class_assignment.patience import ClassChoice, ClassChoices, explained
 from hetero_airflow.policies.class_assignment.solver import WAITING, Numbers, solve_assignment
 from hetero_airflow.policies.class_assignment.victims import plan_changes
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
@@ -48,6 +51,7 @@ from hetero_airflow.policies.core.list_scheduler import MayOvertake
 from hetero_airflow.policies.core.preemption import MakePreemptionPlan, Offer
 from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.run_ends import ENOUGH_RUNS
 
 CLASS_FACTOR = 16.0
 """A request weighs this many times as much as one of the next lower priority class, where it could run elsewhere."""
@@ -64,6 +68,9 @@ EXPECTED_STAY_RUNS = 0.075
 that leaves and for the one that returns. On generated streams of jobs with 1 to 8 devices (seeds 300 to 305), twice
 this value saves 0.2 to 0.6 % of the mean JCT and costs a quarter more preemptions; two thirds of it cost 0.3 to 1.1 %
 and save a sixth of them."""
+
+MAX_CHOICES = 1000
+"""The class is chosen for so many requests at the front of the queue; others are placed where they fit."""
 
 MAX_INTERRUPTIONS = 32
 """A request that was interrupted so often is settled: it goes before the others of its class, and gives way to none.
@@ -133,7 +140,7 @@ class WeightedAssignment(ListPolicy):
         queue = {candidate.pending.id: rank for rank, candidate in enumerate(to_serve)}
         unassigned = {request_id for request_id, name in assigned.classes.items() if name is None}
         options = {
-            candidate.pending.id: candidate.options[name]
+            candidate.pending.id: (candidate.options[name],)
             for candidate in to_serve
             if (name := assigned.classes[candidate.pending.id]) is not None
             and candidate.is_exact
@@ -153,7 +160,7 @@ class WeightedAssignment(ListPolicy):
         self,
         snapshot: Snapshot,
         index: WorkerIndex,
-        options: Mapping[str, PlacementOption],
+        options: Options,
         offers: Sequence[Offer],
         queue: Mapping[str, int],
         unassigned: AbstractSet[str],
@@ -182,51 +189,51 @@ class WeightedAssignment(ListPolicy):
     def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         """No request is moved within its class: priority and age decide who goes first, as under `priority`.
 
-        The assignment chooses among the free devices for the requests that are placed before the first one that has to
-        wait.
+        In that order each request gets a class of devices, and may wait for it, see `ClassChoices`.
         """
-        plan = super()._plan(snapshot, index, now)
-        starting = takewhile(lambda decision: isinstance(decision, Place), plan.decisions)
-        starting_ids = {decision.request_id for decision in starting}
-        if not starting_ids:
+        plan = super()._plan(snapshot, index, now) if snapshot.can_preempt else None
+        choices = self._choices(snapshot, index if plan is None else self._indexed(snapshot), now)
+        if plan is not None and not choices:
             return plan
-        placed_ids = {place.request_id for place in plan.places}
-        pending = tuple(pending for pending in snapshot.pending if pending.id in placed_ids)
-        placed = replace(snapshot, pending=pending, can_preempt=False)
-        problem = assignment_problem(placed, self._indexed(snapshot), now)
-        chosen = [c for c in problem.candidates if c.pending.id in starting_ids and c.is_exact]
-        if all(len(set(candidate.speeds.values())) == 1 for candidate in chosen):
+        options = {
+            candidate.pending.id: tuple(candidate.options[name] for name in choice.names)
+            for candidate, choice in choices
+            if len(choice.names) < len(candidate.options)
+        }
+        chosen = self._schedule_options(
+            snapshot, self._indexed(snapshot), options, self._order, self._may_overtake, now
+        )
+        if plan is not None and chosen.preemptions != plan.preemptions:
             return plan
-        problem.restrict_to(chosen, placed_ids - {candidate.pending.id for candidate in chosen})
-        classes = self._assign(problem, self._class_weights(problem, sorted(problem.capacities))).classes
-        options = {c.pending.id: c.options[name] for c in chosen if (name := classes[c.pending.id]) is not None}
-        index = self._indexed(snapshot)
-        better = self._schedule_options(snapshot, index, options, self._order, self._may_overtake, now)
-        better_ids = {place.request_id for place in better.places}
-        is_whole = len(better.places) >= len(plan.places) and starting_ids <= better_ids
-        return better if is_whole and better.preemptions == plan.preemptions else plan
+        return explained(chosen, choices)
+
+    def _choices(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> list[tuple[Candidate, ClassChoice]]:
+        """The choices of the first requests in the queue for which the class makes a difference."""
+        first = self._order(snapshot.pending, snapshot)[:MAX_CHOICES]
+        problem = assignment_problem(replace(snapshot, pending=tuple(first), can_preempt=False), index, now)
+        waiting = {candidate.pending.id: candidate for candidate in problem.candidates}
+        queue = [waiting[p.id] for p in first if p.id in waiting]
+        if all(len(set(candidate.speeds.values())) == 1 for candidate in queue if candidate.is_exact):
+            return []
+        times = FreeTimes(problem, snapshot, index, now)
+        has_history = len(snapshot.estimates.finished_s) >= ENOUGH_RUNS
+        choices = ClassChoices(times, queue, problem.mean_run_s, now, patience=snapshot.patience and has_history)
+        found = ((candidate, choices.choose(candidate)) for candidate in queue)
+        return [(candidate, choice) for candidate, choice in found if choice is not None]
 
     def _schedule_options(
         self,
         snapshot: Snapshot,
         index: WorkerIndex,
-        options: Mapping[str, PlacementOption],
+        options: Options,
         order: QueueOrder,
         may_overtake: MayOvertake | None,
         now: datetime,
         make_preemption_plan: MakePreemptionPlan | None = None,
     ) -> Plan:
-        """The plan of the list scheduler, in which some requests may run only by one option."""
-        pending = tuple(options[p.id].narrow(p) if p.id in options else p for p in snapshot.pending)
-        snapshot = replace(snapshot, pending=pending)
-        plan = self._schedule(snapshot, index, order, may_overtake, now, make_preemption_plan)
-        decisions = (
-            decision._replace(alternative=options[decision.request_id].alternative)
-            if isinstance(decision, Place) and decision.request_id in options
-            else decision
-            for decision in plan.decisions
-        )
-        return replace(plan, decisions=tuple(decisions))
+        """The plan of the list scheduler, in which some requests may run only by some options."""
+        snapshot = narrowed(snapshot, options)
+        return as_requested(self._schedule(snapshot, index, order, may_overtake, now, make_preemption_plan), options)
 
     def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Matrix:
         """The weight of each candidate on each class: ``float [candidates, classes]``, 0 where it can't run."""
@@ -271,7 +278,7 @@ class WeightedAssignment(ListPolicy):
         )
 
 
-def _stuck(plan: Plan, options: Mapping[str, PlacementOption]) -> set[str]:
+def _stuck(plan: Plan, options: Options) -> set[str]:
     """Those of the requests with an option that wait, and for which nothing ends."""
     waits = (decision for decision in plan.decisions if isinstance(decision, Wait) and decision.request_id in options)
     return {wait.request_id for wait in waits if wait.reason.code is not ReasonCode.PREEMPTING}

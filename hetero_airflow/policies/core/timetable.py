@@ -1,13 +1,10 @@
 """When leased devices are expected to be free. Pure.
 
-The end of a run is expected by the high estimate of its work (`Estimates.works`), because it is to be an upper bound.
-A run that has taken longer than that is expected to last as long as nine of ten such runs would.
-
-The end of a run about which nothing is known is guessed. It is taken to end at any moment, after the mean of the runs
-that have ended (`USUAL_RUN_S` before `ENOUGH_RUNS` have), or after as long again as it has taken if that is longer. Of
-n equal guesses on a worker, the first run is expected to end after 1/n of that time, the second 1/(n-1) later, and so
-on: the order statistics of the exponential distribution (Rényi, Acta Math. Hung. 4, 1953). This finds the worker on
-which the fewest runs have to end. No request is let in on the strength of a guess.
+The end of a run is expected by its high estimate (`run_ends`), because it is to be an upper bound. Where it is only
+guessed, the run is taken to end at any moment: of n equal guesses on a worker, the first run is expected to end after
+1/n of that time, the second 1/(n-1) later, and so on: the order statistics of the exponential distribution (Rényi, Acta
+Math. Hung. 4, 1953). This finds the worker on which the fewest runs have to end. No request is let in on the strength
+of a guess.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate
 
@@ -23,19 +20,12 @@ from hetero_airflow.matching.feasibility import ResourceNeed
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.scoring import Allocation
-from hetero_airflow.matching.shapes import Shape, WorkerEntry
+from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.device import device_class
-from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-
-USUAL_RUN_S = 4 * 3600.0
-"""The assumed mean run on the fastest class, until `ENOUGH_RUNS` have ended."""
-
-ENOUGH_RUNS = 20
+from hetero_airflow.policies.core.run_ends import durations_s, run_ends, usual_run_s
 
 Placed = tuple[PendingRequest, int, int, Fit]
 """A request, the number of its worker, the number of its alternative, and what it takes there."""
@@ -64,20 +54,15 @@ class Timetable:
         """Worker → (time, what becomes free then), by time; infinite for later requests whose end is unknown."""
         self._durations: dict[object, float] = {}
         numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
-        finished_s = snapshot.estimates.finished_s
-        usual_s = sum(finished_s) / len(finished_s) if len(finished_s) >= ENOUGH_RUNS else USUAL_RUN_S
+        usual_s = usual_run_s(snapshot.estimates)
         unknown: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
-        ends = _lease_ends(snapshot, index.entries, numbers, now)
+        ends = run_ends(snapshot, index.entries, numbers, now)
         for lease in snapshot.leases:
-            end_s = ends.get(lease.id)
-            if end_s is None:
-                continue
-            number = numbers[lease.worker_id]
-            amounts = FutureCapacity(index, number).claimed_amounts(lease.claims)
-            if end_s < math.inf:
-                self._ends[number].append((end_s, amounts))
-            else:
-                unknown[number].append((max(usual_s, (now - lease.granted_at).total_seconds()), amounts))
+            end = ends.get(lease.id)
+            if end is not None:
+                number = numbers[lease.worker_id]
+                runs = self._ends[number] if end.is_known else unknown[number]
+                runs.append((end.high_s, FutureCapacity(index, number).claimed_amounts(lease.claims)))
         for pending, number, alternative, fit in placed:
             end_s = self._end_s(pending, number, alternative)
             if end_s < math.inf:
@@ -129,7 +114,7 @@ class Timetable:
         if duration is None:
             usable = self._index.matcher.feasibility(alternative, shape).usable
             names = {device_class(shape.devices[position]) for position in usable}
-            duration = max((_duration_s(self._estimates, pending, name) for name in names), default=math.inf)
+            duration = max((durations_s(self._estimates, pending, name)[1] for name in names), default=math.inf)
             self._durations[key] = duration
         return duration
 
@@ -175,57 +160,3 @@ class Timetable:
 
 def _amounts(fit: Fit) -> ClaimedAmounts:
     return tuple((position, need.share_milli, need.memory_bytes) for position, need in fit.takes)
-
-
-def _duration_s(estimates: Estimates, pending: PendingRequest, device_class: str) -> float:
-    """How long a request that starts now runs at most, by its high estimate, including a restart."""
-    work, speed = estimates.works.get(pending.task), estimates.speed(pending.task, device_class)
-    if work is None or not speed:
-        return math.inf
-    if pending.gang:
-        speed *= estimates.spread.get(pending.task, 1.0)
-    done = math.fsum(
-        seconds * (estimates.speed(pending.task, name) or 0.0) for name, seconds in pending.attained_service_s.items()
-    )
-    restart_s = (
-        usual_restart_s(pending.gang_size * pending.request.alternatives[0].count)
-        if pending.attained_service_s
-        else 0.0
-    )
-    return max(work.high - done, 0.0) / speed + restart_s
-
-
-def _lease_ends(
-    snapshot: Snapshot, entries: list[WorkerEntry], numbers: Mapping[str, int], now: datetime
-) -> Mapping[str, float]:
-    """Lease id → in how many seconds it ends at the latest, together for a gang; infinite where this is unknown.
-
-    A lease that has ended, or that is about to, is absent.
-    """
-    ends: dict[str, float] = {}
-    gangs: defaultdict[str, list[str]] = defaultdict(list)
-    for lease in snapshot.leases:
-        holder, number = snapshot.holders.get(lease.request_id), numbers.get(lease.worker_id)
-        if holder is None or number is None or lease.state in (LeaseState.EXPIRED, LeaseState.PREEMPTED):
-            continue
-        name = _leased_class(lease, entries[number])
-        held_s = max((now - lease.granted_at).total_seconds(), 0.0)
-        left_s = math.inf if name is None else _duration_s(snapshot.estimates, holder, name) - held_s
-        if name is not None and (left_s <= 0 or lease.id in snapshot.estimates.reported_ends):
-            before = holder.attained_service_s
-            more = snapshot.estimates.lease_remaining_s(lease.id, holder.task, name, held_s, before, now)
-            left_s = math.inf if more is None else more.high
-        ends[lease.id] = left_s
-        if holder.gang:
-            gangs[holder.gang].append(lease.id)
-    for members in gangs.values():
-        ends |= dict.fromkeys(members, max(ends[member] for member in members))
-    return ends
-
-
-def _leased_class(lease: Lease, entry: WorkerEntry) -> str | None:
-    """The class of the first accelerator of a lease, or of its CPU; None if the worker no longer has it."""
-    positions = [entry.position[claim.device_id] for claim in lease.claims if claim.device_id in entry.position]
-    devices = [entry.shape.devices[position] for position in positions]
-    first = next((device for device in devices if device.kind != "cpu"), devices[0] if devices else None)
-    return None if first is None else device_class(first)

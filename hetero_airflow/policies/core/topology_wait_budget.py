@@ -139,9 +139,4 @@ def _with_topology(alternative: Alternative, topology: Topology | None) -> Alter
 
 
 def _with_alternatives(request: DeviceRequest, alternatives: Iterable[Alternative]) -> DeviceRequest:
-    return DeviceRequest(
-        alternatives=tuple(alternatives),
-        is_ordered=request.is_ordered,
-        priority=request.priority,
-        wait_timeout_s=request.wait_timeout_s,
-    )
+    return DeviceRequest.model_construct(**{**dict(request), "alternatives": tuple(alternatives)})

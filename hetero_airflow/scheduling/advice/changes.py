@@ -12,6 +12,7 @@ memory without an upper limit                           0.05
 fewer cores beside the devices                          0.05 each time they are halved, 0.1 for none
 less host memory                                        0.1 each time it is halved, 0.2 for none
 without the topology                                    0.1
+without patience for better devices                     0.1
 on spot workers too                                     0.2
 without a label                                         0.2 each
 without a condition on software or driver               0.3 each
@@ -85,6 +86,8 @@ def _all_changes(
         priority = tuple(Priority)[rank]
         cost = 0.25 * (request.priority.rank - rank)
         yield Change(_changed_request(request, priority=priority), cost, f"with the priority {priority}")
+    if request.patience:
+        yield Change(_changed_request(request, patience=False), 0.1, "without patience for better devices")
     for number, alternative in enumerate(request.alternatives):
         where = f" in alternative {number + 1}" if len(request.alternatives) > 1 else ""
         for fields, cost, description in _relaxed(alternative, devices.values()):

@@ -27,7 +27,7 @@ from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_place, a_worker
 SHARES = TeamShares.parse("research=3")
 CONFIGURATION = Configuration(
     "assignment", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 15, {}, "worker-a", SHARES,
-    preempt_within_class=False,
+    preempt_within_class=False, patience=False,
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def test_shares_are_known_before_anything_is_read():
 
 def test_a_policy_sees_what_is_configured():
     snapshot = PolicyContext(SimpleNamespace(), CONFIGURATION, Dags()).add_to(Snapshot(1))
-    assert (snapshot.min_run_s, snapshot.preempts_within_class, snapshot.protects_unsaved) == (15, False, True)
+    assert (snapshot.min_run_s, snapshot.preempts_within_class, snapshot.patience) == (15, False, False)
+    assert snapshot.protects_unsaved
 
 
 def test_edges_runs_and_shares_are_one_object_until_something_changes():

@@ -210,7 +210,7 @@ def test_a_better_fit_never_costs_an_older_request_its_place() -> None:
     workers = (a_host("v100-0", v100=3), a_host("k80-0", k80=1))
     snapshot = Snapshot(1, workers, pending=pending, estimates=known(("train", {V100: 1.0, K80: 0.1})))
     plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
-    assert [place.request_id for place in plan.places] == ["r0", "r1", "r2"]
+    assert [place.request_id for place in plan.places] == ["r0", "r1", "r3"], "r2 can't use the K80"
 
 
 def test_a_share_and_a_cpu_are_placed_beside() -> None:
