@@ -48,16 +48,16 @@ class ClassChoices:
     """The choices of one decision.
 
     :param queue: all that wait, for the prices
-    :param patience: whether requests may pass up free devices
+    :param patient_rank: requests of this priority class and of lower ones may pass up free devices; infinite: none may
     """
 
     def __init__(
-        self, times: FreeTimes, queue: Sequence[Candidate], mean_run_s: float, now: datetime, *, patience: bool
+        self, times: FreeTimes, queue: Sequence[Candidate], mean_run_s: float, now: datetime, patient_rank: float
     ) -> None:
         self._times = times
         self._mean_run_s = mean_run_s
         self._now = now
-        self._patience = patience
+        self._patient_rank = patient_rank
         work: defaultdict[str, float] = defaultdict(float)
         for candidate in queue:
             if candidate.is_exact:
@@ -78,7 +78,7 @@ class ClassChoices:
         if not candidate.is_exact:
             self._take_first(candidate, ready)
             return None
-        may_wait = self._patience and candidate.pending.request.patience
+        may_wait = candidate.rank >= self._patient_rank and candidate.pending.request.patience
         free = {name: at for name, (at, _) in ready.items() if at <= 0}
         considered = ready if may_wait or not free else free
         running = {name: length * (1 + PRICE * candidate.count * self._prices[name]) / speeds[name] for name in ready}

@@ -18,6 +18,7 @@ serve never takes devices that another is about to get.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -216,8 +217,7 @@ class WeightedAssignment(ListPolicy):
         if all(len(set(candidate.speeds.values())) == 1 for candidate in queue if candidate.is_exact):
             return []
         times = FreeTimes(problem, snapshot, index, now)
-        has_history = len(snapshot.estimates.finished_s) >= ENOUGH_RUNS
-        choices = ClassChoices(times, queue, problem.mean_run_s, now, patience=snapshot.patience and has_history)
+        choices = ClassChoices(times, queue, problem.mean_run_s, now, _patient_rank(snapshot))
         found = ((candidate, choices.choose(candidate)) for candidate in queue)
         return [(candidate, choice) for candidate, choice in found if choice is not None]
 
@@ -276,6 +276,13 @@ class WeightedAssignment(ListPolicy):
             dict(zip(ids, weights, strict=False)),
             tuple(c for c, name in zip(problem.fixed, classes[len(ids) :], strict=True) if name is None),
         )
+
+
+def _patient_rank(snapshot: Snapshot) -> float:
+    """See `ClassChoices`. A class for which devices can be taken back does not wait: it would take them back."""
+    if not snapshot.patience or len(snapshot.estimates.finished_s) < ENOUGH_RUNS:
+        return math.inf
+    return max((h.request.priority.rank for h in snapshot.holders.values()), default=0) if snapshot.can_preempt else 0
 
 
 def _stuck(plan: Plan, options: Options) -> set[str]:

@@ -58,12 +58,29 @@ def where(plan: Plan) -> dict[str, str | ReasonCode]:
     }
 
 
-def test_a_request_waits_where_that_costs_less_than_the_slower_run():
+@pytest.mark.parametrize(
+    "engine", [{}, {"can_preempt": True, "preempts_within_class": False}], ids=["no preemption", "none within a class"]
+)
+def test_a_request_waits_where_that_costs_less_than_the_slower_run(engine):
     """Ten hours on the K80 against an hour and the wait."""
-    assert where(decide(asks(), left_s=2 * HOUR)) == {"asks": ReasonCode.SOONER}
-    assert where(decide(asks(), left_s=30 * HOUR)) == {"asks": "k80"}
+    assert where(decide(asks(), left_s=2 * HOUR, **engine)) == {"asks": ReasonCode.SOONER}
+    assert where(decide(asks(), left_s=30 * HOUR, **engine)) == {"asks": "k80"}
     quick = {**SPEEDS, K80: 0.9}
-    assert where(decide(asks(), left_s=2 * HOUR, speeds=quick)) == {"asks": "k80"}
+    assert where(decide(asks(), left_s=2 * HOUR, speeds=quick, **engine)) == {"asks": "k80"}
+
+
+def test_a_request_of_a_higher_class_than_one_that_runs_takes_what_is_free_and_the_others_wait_on():
+    plan = decide(
+        asks("urgent", priority="urgent"),
+        replace(asks("patient"), request=a_pending("x", {"v100", "p100"}).request),
+        left_s=2 * HOUR,
+        models=("v100", "k80", "p100"),
+        speeds={V100: 1.0, P100: 0.1, K80: 0.1},
+        can_preempt=True,
+        preempts_within_class=False,
+    )
+    assert where(plan) == {"urgent": "k80", "patient": ReasonCode.SOONER}
+    assert plan.preemptions == ()
 
 
 def test_it_says_for_what_it_waits_and_until_when():
