@@ -48,7 +48,7 @@ def newest_checkpoint(fleet, dag_id, task_id):
     checkpoints = fleet.airflow.home / "checkpoints"
     newest = json.loads((checkpoints / dag_id / task_id / "newest.json").read_text())
     index = json.loads((checkpoints / newest["path"] / "index.json").read_text())
-    return index["entries"][-1]["step"]  # a rank that is killed has often published one that newest.json does not name
+    return index["entries"][-1]["step"]  # a rank that was killed may have published one that newest.json does not name
 
 
 STEPS = 200

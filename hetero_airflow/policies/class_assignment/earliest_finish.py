@@ -23,11 +23,8 @@ from hetero_airflow.policies.class_assignment.candidates import (
     assignment_problem,
     narrowed,
 )
-from hetero_airflow.policies.class_assignment.free_times import FreeTimes
+from hetero_airflow.policies.class_assignment.free_times import MAX_CHOICES, FreeTimes
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
-
-MAX_CHOICES = 1000
-"""The finish time is computed for this many requests at the front of the queue; others are placed where they fit."""
 
 
 class EarliestFinish(ListPolicy):

@@ -15,6 +15,9 @@ from hetero_airflow.policies.class_assignment.candidates import AssignmentProble
 from hetero_airflow.policies.core.run_ends import run_ends
 from hetero_airflow.units import MILLI_PER_DEVICE
 
+MAX_CHOICES = 1000
+"""A class is chosen for so many requests at the front of the queue; others are placed where they fit."""
+
 _AT_ONCE_S = 1.0
 """A lease that has been taken back, or that is overdue, ends within this time."""
 

@@ -43,7 +43,7 @@ from hetero_airflow.policies.class_assignment.candidates import (
     assignment_problem,
     narrowed,
 )
-from hetero_airflow.policies.class_assignment.free_times import FreeTimes
+from hetero_airflow.policies.class_assignment.free_times import MAX_CHOICES, FreeTimes
 from hetero_airflow.policies.class_assignment.patience import ClassChoice, ClassChoices, explained
 from hetero_airflow.policies.class_assignment.solver import WAITING, Numbers, solve_assignment
 from hetero_airflow.policies.class_assignment.victims import plan_changes
@@ -69,9 +69,6 @@ EXPECTED_STAY_RUNS = 0.075
 that leaves and for the one that returns. On generated streams of jobs with 1 to 8 devices (seeds 300 to 305), twice
 this value saves 0.2 to 0.6 % of the mean JCT and costs a quarter more preemptions; two thirds of it cost 0.3 to 1.1 %
 and save a sixth of them."""
-
-MAX_CHOICES = 1000
-"""The class is chosen for so many requests at the front of the queue; others are placed where they fit."""
 
 MAX_INTERRUPTIONS = 32
 """A request that was interrupted so often is settled: it goes before the others of its class, and gives way to none.
