@@ -130,7 +130,7 @@ bench-decide: $(VENV)/.installed  ## measure decisions a second, whole cycles, a
 	@PYTHONPATH= $(RUN) tests/benchmarks/bench_decide.py
 
 bench-schedule: $(VENV)/.installed  ## measure every policy on the public traces (HETERO_AIRFLOW_TRACES); SECTIONS="jct openb"
-	@PYTHONPATH=tests/benchmarks:tests/simulator $(RUN) tests/benchmarks/bench_schedule.py $(SECTIONS)
+	@PYTHONPATH=tests/benchmarks:tests/simulator:. $(RUN) tests/benchmarks/bench_schedule.py $(SECTIONS)
 
 # setuptools gives the files of a source archive the time of the build: it is packed again, with the time of the commit.
 dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)

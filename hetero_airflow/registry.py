@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from types import MappingProxyType
 from typing import Any
 
 from hetero_airflow.errors import RegistryError
@@ -20,19 +19,18 @@ def names(group: str, table: Mapping[str, str]) -> list[str]:
     return [*table, *(point.name for point in entry_points(group=group) if point.name not in table)]
 
 
-def load(group: str, table: Mapping[str, str], name: str, substitutes: Mapping[str, str] = MappingProxyType({})) -> Any:
+def load(group: str, table: Mapping[str, str], name: str) -> Any:
     """The object that a table row ``"module:attribute"`` or an entry point of the group names.
 
     >>> load("hetero_airflow.policies", {"path": "os:getcwd"}, "path").__name__
     'getcwd'
 
-    :param substitutes: name that is no longer offered → the one that the error recommends
     :raises RegistryError: no such name, or a row that can't be imported
     """
     target = table.get(name) or next((p.value for p in entry_points(group=group) if p.name == name), None)
     if target is None:
         registered = names(group, table)
-        near = [substitutes[name]] if name in substitutes else difflib.get_close_matches(name, registered, n=1)
+        near = difflib.get_close_matches(name, registered, n=1)
         raise RegistryError(
             f"{group} {name!r}", found="no such name", remedy=f"Use {' or '.join(near) or ', '.join(registered)}"
         )

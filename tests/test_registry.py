@@ -4,7 +4,7 @@ import pytest
 
 from hetero_airflow import registry
 from hetero_airflow.errors import RegistryError
-from hetero_airflow.policies import GROUP, POLICIES, SUBSTITUTES, load_policy
+from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 
 TABLE = {"here": "os.path:join", "missing": "no_such_module:x", "bare": "os.path:no_such_name"}
@@ -28,14 +28,6 @@ def test_a_name_that_can_not_be_loaded_says_what_there_is(name: str, problem: st
         registry.load("hetero_airflow.nothing", TABLE, name)
     assert problem in caught.value.found
     assert caught.value.remedy == remedy
-
-
-@pytest.mark.parametrize(("name", "substitute"), [("fgd", "expected_fill"), ("makespan_lp", "makespan")])
-def test_a_policy_that_is_no_longer_offered_names_a_substitute(name: str, substitute: str) -> None:
-    with pytest.raises(RegistryError) as caught:
-        load_policy(name)
-    assert caught.value.remedy == f"Use {substitute}"
-    assert set(SUBSTITUTES.values()) <= set(POLICIES)
 
 
 def test_an_entry_point_of_another_package_is_a_name_too(monkeypatch: pytest.MonkeyPatch) -> None:

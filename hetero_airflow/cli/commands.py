@@ -104,7 +104,7 @@ _SIMULATE = (
     Arg(("--history",), type=float, default=30, metavar="DAYS", help="How many days of this installation's history"),
     Arg(("--cluster",), help="Simulated devices: v100=12,p100=3x4 is one worker with 12 and three with 4"),
     Arg(("--policy",), help="The policy; default: the configured one"),
-    Arg(("--compare",), metavar="POLICIES", help="Other policies to compare: fifo,las"),
+    Arg(("--compare",), metavar="POLICIES", help="Other policies to compare: fifo,makespan"),
     Arg(
         ("--knowledge",),
         choices=("none", "learned", "progress", "half", "speeds", "oracle"),

@@ -110,11 +110,10 @@ def _policy() -> str:
     name = _text("policy")
     policy_names = names(policies.GROUP, policies.POLICIES)
     if name not in policy_names:
-        substitute = policies.SUBSTITUTES.get(name, name)
         raise SettingsError(
             f"[{SECTION}] policy = {name}",
             found="no such policy",
-            remedy=f"{did_you_mean(substitute, policy_names)}Use one of {', '.join(policy_names)}",
+            remedy=f"{did_you_mean(name, policy_names)}Use one of {', '.join(policy_names)}",
         )
     return name
 

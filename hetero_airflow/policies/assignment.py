@@ -22,8 +22,7 @@ from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.candidates import Candidate
 from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
-from hetero_airflow.policies.core.scored_policy import ScorerByBasis, rounded_request_mix
-from hetero_airflow.policies.expected_fill import expected_fill_measure
+from hetero_airflow.policies.core.mix_scorer import ScorerByMix, rounded_request_mix
 
 EXPONENT = 0.3
 """0.2 to 0.5 are as good."""
@@ -43,10 +42,10 @@ class Assignment(WeightedAssignment):
     def __init__(self) -> None:
         super().__init__("assignment", weight, EXPONENT)
         self._whole_devices = self._matcher.scorer
-        self._shares = ScorerByBasis(expected_fill_measure, self._whole_devices)
+        self._shares = ScorerByMix(self._whole_devices)
 
     def _scorer_for(self, snapshot: Snapshot) -> PlacementScorer:
-        """That of `expected_fill` where shares and whole devices mix."""
+        """By the mix of requests to come where shares and whole devices mix."""
         mix = rounded_request_mix(snapshot)
         is_whole = {alternative.share is None for alternative, _ in mix if alternative.kind != "cpu"}
         return self._shares(mix) if len(is_whole) == 2 else self._whole_devices

@@ -10,26 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from hetero_airflow.matching.packing.demand import RequestMix
+from hetero_airflow.matching.scoring import PlacementScorer, TightFitScorer
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.migration import MigrationPlan, ReservationsSparingMigrated, is_large, was_migrated
+from hetero_airflow.policies.core.mix_scorer import ScorerByMix, rounded_request_mix
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.scored_policy import ScoredPolicy, rounded_request_mix
-from hetero_airflow.policies.expected_fill import expected_fill_measure
 
 
-class Consolidation(ScoredPolicy[RequestMix]):
-    """Places as `expected_fill`, in the order of `large_first`; small requests are migrated for large ones."""
+class Consolidation(ListPolicy):
+    """Places by the mix of requests to come, in the order of `large_first`; migrates small requests for large ones."""
 
     def __init__(self) -> None:
         super().__init__(
             "consolidation",
-            rounded_request_mix,
-            expected_fill_measure,
-            order=large_first,
+            large_first,
+            TightFitScorer(),
             reservations=ReservationsSparingMigrated,
             preemption=partial(MigrationPlan, "consolidation"),
         )
+        self._scorer_by_mix = ScorerByMix()
+
+    def _scorer_for(self, snapshot: Snapshot) -> PlacementScorer:
+        return self._scorer_by_mix(rounded_request_mix(snapshot))
 
 
 def large_first(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:

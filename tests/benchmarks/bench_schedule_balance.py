@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from baselines import LoadBalance
 from bench_schedule_jct import CLUSTER
 from bench_table import HOUR_S, ON_60_S, Table
 from least_queued import least_queued
 
-from hetero_airflow.policies.load_balance import LoadBalance
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.record import SimulationRecord

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from bench_table import HOUR_S, ON_60_S, Row, Table
+from bench_table import HOUR_S, ON_60_S, Row, Table, make_policy
 from bounds.relaxed_bounds import makespan_bounds
 
-from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.simulation import Simulation
@@ -54,7 +53,7 @@ def stream(name: str, seed: int) -> Workload:
 
 def simulated(workload: Workload, row: Row) -> Ended:
     """One stream under one policy."""
-    policy = load_policy(row.policy)
+    policy = make_policy(row.policy)
     options = replace(ON_60_S, knowledge=row.knowledge)
     record = Simulation(workload, parse_cluster(CLUSTER), policy, row.policy, options).run()
     return ended(workload, {job.id: job.finished_s or 0.0 for job in record.jobs})

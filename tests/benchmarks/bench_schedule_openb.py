@@ -20,11 +20,10 @@ from pathlib import Path
 from random import Random
 
 from bench_table import Table, spread
-from dot_product import DotProductMeasure
 from fgd import FragmentationMeasure
+from packing_by_amounts import BestFitMeasure, DotProductMeasure, LargestCapacity
 from scoreboard import Scoreboard
 
-from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.demand import RequestMix, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
 from hetero_airflow.matching.packing.scorer import PackingMeasure

@@ -26,20 +26,20 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+from baselines import NoReservations
 from bench_table import HOUR_S, Table, percent
 from fgd import FragmentationMeasure
+from packing_by_amounts import BestFitMeasure, LargestCapacity
 from scipy.optimize import brentq
 
 from hetero_airflow.matching.feasibility import Feasibility, device_count
 from hetero_airflow.matching.matcher import Matcher
-from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
 from hetero_airflow.matching.packing.scorer import PackingScorer
 from hetero_airflow.matching.scoring import Allocation, PlacementScorer, TightFitScorer
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.consolidation import Consolidation
 from hetero_airflow.policies.core.backfill import HeadReservation
@@ -273,13 +273,6 @@ def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
 
 
 # The baselines.
-
-
-class NoReservations(HeadReservation):
-    """Place each request that fits. As in the scheduler of Kubernetes, large requests can wait for ever."""
-
-    def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
-        """Reserves nothing."""
 
 
 class AnyPlace:

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fgd import Fgd
+from baselines import BASELINES
 from makespan_lp import MakespanLp
 
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies import load_policy
+from hetero_airflow.policies.policy import Policy
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.reports.figures import Figures, MeasuredWindow, measure
 from hetero_airflow.simulator.simulation import Simulation
@@ -18,7 +19,7 @@ from hetero_airflow.simulator.workload import Workload
 
 HOUR_S = 3600.0
 
-BENCHMARK_POLICIES = {"fgd": Fgd, "makespan_lp": MakespanLp}
+BENCHMARK_POLICIES = {**BASELINES, "makespan_lp": MakespanLp}
 """Published policies that the package does not offer."""
 
 ON_60_S = Options(restart_s=fixed_restart_s(60.0))
@@ -51,6 +52,12 @@ class Row:
     knowledge: Knowledge = Knowledge.SPEEDS
 
 
+def make_policy(name: str) -> Policy:
+    """A policy of the package or of the benchmarks."""
+    make = BENCHMARK_POLICIES.get(name)
+    return make() if make else load_policy(name)
+
+
 def simulate(
     workload: Workload,
     workers: Sequence[Worker],
@@ -59,8 +66,7 @@ def simulate(
     window: MeasuredWindow | None = None,
 ) -> Figures:
     """The figures of one row."""
-    make = BENCHMARK_POLICIES.get(row.policy)
-    policy = make() if make else load_policy(row.policy)
+    policy = make_policy(row.policy)
     options = replace(options, knowledge=row.knowledge)
     if window is not None:
         options = replace(options, measured=(window.first_job, window.last_job or len(workload.jobs)))

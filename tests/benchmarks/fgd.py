@@ -28,7 +28,6 @@ from hetero_airflow.matching.packing.demand import (
 from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.policies.core.scored_policy import ScoredPolicy, request_mix
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 POPULAR_PART = 0.95
@@ -36,13 +35,6 @@ POPULAR_PART = 0.95
 
 _STEEPEST = 500.0
 """What the sigmoid is asked at most: far beyond where it is 0 in all hundredths, and far from overflow."""
-
-
-class Fgd(ScoredPolicy[RequestMix]):
-    """Places where the idle accelerators that the request mix cannot use grow least."""
-
-    def __init__(self) -> None:
-        super().__init__("fgd", request_mix, FragmentationMeasure)
 
 
 class FragmentationMeasure:

@@ -9,12 +9,10 @@ import pytest
 
 from hetero_airflow.policies import POLICIES, load_policy
 from hetero_airflow.policies.policy import Policy
-from tests.benchmarks.fgd import Fgd
 from tests.benchmarks.makespan_lp import MakespanLp
 
 EVERY_POLICY: dict[str, Callable[[], Policy]] = {
     **{name: partial(load_policy, name) for name in POLICIES},
-    "fgd": Fgd,
     "makespan_lp": MakespanLp,
 }
 rows = pytest.mark.parametrize("name", EVERY_POLICY)

@@ -26,9 +26,7 @@ from tests.policies.every_policy import make
 from tests.policies.test_contract import fits, take, usage_of
 
 thorough = settings(max_examples=effort(20, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-by_class = pytest.mark.parametrize(
-    "name", ["priority", "assignment", "consolidation", "makespan", "load_balance", "max_min_fairness"]
-)
+by_class = pytest.mark.parametrize("name", ["priority", "assignment", "consolidation", "makespan", "max_min_fairness"])
 """Runs a test for each policy that orders by class. The others say in docs/scheduling.md by what they order."""
 
 
@@ -108,7 +106,7 @@ def test_without_preemption_within_a_class_the_default_takes_back_what_priority_
     assert taken_back(default) == taken_back(by_priority)
 
 
-@pytest.mark.parametrize("name", ["priority", "assignment", "makespan", "load_balance"])
+@pytest.mark.parametrize("name", ["priority", "assignment", "makespan"])
 @thorough
 @given(snapshot=snapshots(can_preempt=True).filter(lambda snapshot: snapshot.workers))
 def test_leases_that_nobody_above_can_use_change_nothing_for_the_classes_above(name: str, snapshot: Snapshot) -> None:

@@ -19,7 +19,7 @@ from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.policies.core.scored_policy import request_mix
+from hetero_airflow.policies.core.mix_scorer import request_mix
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
@@ -38,14 +38,9 @@ preempting = pytest.mark.parametrize(
     "name",
     [
         "priority",
-        "srtf",
-        "srsf",
-        "las",
-        "mlfq",
         "consolidation",
         "assignment",
         "makespan",
-        "load_balance",
         "max_min_fairness",
     ],
 )

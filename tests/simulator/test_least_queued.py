@@ -6,11 +6,11 @@ import pytest
 
 from hetero_airflow.errors import ClusterError
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.policies.load_balance import LoadBalance
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.baselines import LoadBalance
 from tests.benchmarks.least_queued import least_queued
 
 CLUSTER = parse_cluster("v100=1,k80=1")

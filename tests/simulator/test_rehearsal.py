@@ -10,12 +10,12 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.heft import Heft
 from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, RehearsalProblem
 from hetero_airflow.simulator.rehearsal import rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from tests.benchmarks.baselines import Heft
 from tests.policies.every_policy import EVERY_POLICY
 
 A100 = "nvidia/a100-sxm4-40gb"

@@ -14,14 +14,13 @@ from hetero_airflow.errors import TraceError
 from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.srsf import Srsf
-from hetero_airflow.policies.srtf import Srtf
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.muri import SLOWDOWN
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.baselines import Srsf, Srtf
 
 _RESTART_S = {
     1: {"vgg16": 7, "vgg19": 7, "resnet18": 4, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 38, "dqn": 5},

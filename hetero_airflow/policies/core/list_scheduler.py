@@ -184,8 +184,7 @@ class ListScheduler:
         self._wait(unit, explanation)
         if self._head is None:
             self._head = unit[0]
-        if not self._preemption.can_reclaim(unit):
-            self._reservations.note_waiting(unit)
+        self._reservations.note_waiting(unit)
 
     def _wait_for_preemption(
         self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None, reason: Reason

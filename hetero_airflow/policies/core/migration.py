@@ -130,10 +130,6 @@ class MigrationPlan:
         """The leases of the requests that are migrated, and those that are taken back for higher classes."""
         return (*self._preemptions, *self._by_class.preemptions())
 
-    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
-        """False: where no migration helps, the request needs its reservation."""
-        return False
-
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """Why a request waits for which others are migrated, or lose their leases; None where that is not possible."""
         reason = self._plan_migration(unit, reserved)

@@ -55,10 +55,6 @@ class PreemptionRules:
     """For how long a request keeps the devices that it got; None: as the snapshot says."""
     is_priority_class: bool = False
     """The ranks are priority classes: even tasks that are not known to save are taken back for a higher class."""
-    is_queue_order: bool = False
-    """The ranks are the order of the queue, so a request that is overtaken can take everything back in its turn."""
-    period_s: float | None = None
-    """After this time the ranks may differ although nothing but the time has changed; None: never."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +173,7 @@ def _taken_back(offer: Offer, accepted_offers: Mapping[str, Offer], estimates: E
         cause = f"to move to {offer.moves_to}" + (f", where it runs {speed}" if speed else "")
     successor = accepted_offers.get(offer.successor.id) if offer.successor else None
     if offer.beneficiary is not None:
-        gaining = waiting_progress(offer.beneficiary, now)
+        gaining = waiting_progress(offer.beneficiary)
     elif successor is not None:
         gaining = successor.progress(now)
     else:
@@ -303,10 +299,6 @@ class PreemptionPlan(Protocol):
         """
         ...
 
-    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
-        """Whether it can take back everything that later requests may get, so that it needs no reservation."""
-        ...
-
     def preemptions(self) -> Sequence[Preempt]:
         """The leases to take back."""
         ...
@@ -324,10 +316,6 @@ class NoPreemption:
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """None: no lease ends for it."""
         return None
-
-    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
-        """False: it needs its reservation."""
-        return False
 
     def preemptions(self) -> Sequence[Preempt]:
         """No leases."""

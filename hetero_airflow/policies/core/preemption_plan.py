@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from math import ceil
 from operator import attrgetter, itemgetter
@@ -131,10 +131,6 @@ class LeastLossPreemption:
             text += f". {priorities(pending, self._snapshot.holders[lease.request_id])}"
         return text
 
-    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
-        """Whether it can take back everything that later requests get."""
-        return self._rules.is_queue_order and len(unit) == 1 and self._rank(unit[0]) is not None
-
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """Why a request waits for leases to end, or None where none can be taken back.
 
@@ -142,8 +138,6 @@ class LeastLossPreemption:
         """
         if len(unit) > 1:
             return None
-        if self._rules.period_s is not None:
-            self._decide_again_at(self._now + timedelta(seconds=self._rules.period_s))
         self._withdraw_offers(unit[0])
         return self._await_ending(unit[0], reserved) or self._take_back(unit[0], reserved)
 
@@ -172,7 +166,7 @@ class LeastLossPreemption:
                     offer.beneficiary = pending
 
     def _rank(self, pending: PendingRequest) -> Rank | None:
-        return self._rules.rank(waiting_progress(pending, self._now), self._snapshot.estimates)
+        return self._rules.rank(waiting_progress(pending), self._snapshot.estimates)
 
     def _await_ending(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         key = pending.request.fingerprint, reserved

@@ -19,8 +19,6 @@ class RequestProgress:
     pending: PendingRequest
     attained_service_s: Mapping[str, float]
     """Device class → seconds for which it has held its devices there, including the current run."""
-    age_s: float
-    """Since it was first submitted."""
 
     @property
     def total_service_s(self) -> float:
@@ -28,19 +26,14 @@ class RequestProgress:
         return sum(self.attained_service_s.values())
 
     @property
-    def waited_s(self) -> float:
-        """Seconds for which it has not held its devices."""
-        return max(0.0, self.age_s - self.total_service_s)
-
-    @property
     def devices(self) -> float:
         """How many devices it takes; for a gang, how many the whole gang takes."""
         return requested_devices(self.pending.request) * self.pending.gang_size
 
 
-def waiting_progress(pending: PendingRequest, now: datetime) -> RequestProgress:
+def waiting_progress(pending: PendingRequest) -> RequestProgress:
     """The progress of a request that waits."""
-    return RequestProgress(pending, pending.attained_service_s, (now - pending.submitted_at).total_seconds())
+    return RequestProgress(pending, pending.attained_service_s)
 
 
 def running_progress(
@@ -49,7 +42,7 @@ def running_progress(
     """The progress of a request that has held devices of a class since `granted_at`."""
     held_s = max(0.0, (now - granted_at).total_seconds())
     service_s = {**pending.attained_service_s, device_class: pending.attained_service_s.get(device_class, 0.0) + held_s}
-    return RequestProgress(pending, service_s, (now - pending.submitted_at).total_seconds())
+    return RequestProgress(pending, service_s)
 
 
 def requested_devices(request: DeviceRequest) -> float:
@@ -62,14 +55,6 @@ def requested_devices(request: DeviceRequest) -> float:
     return first.count * first.share_milli / MILLI_PER_DEVICE
 
 
-def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:
-    """Expected seconds of the whole run on the fastest class with a known speed; None: unknown."""
-    top = _top_speed(progress, estimates)
-    if top is None:
-        return None
-    return min(max(estimates.works[progress.pending.task].middle / top, 0.0), MAX_DURATION_S)
-
-
 def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None:
     """Expected seconds that the run still needs on the fastest class with a known speed; None: unknown.
 
@@ -78,10 +63,10 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
     >>> from hetero_airflow.model.estimates import Interval
     >>> from hetero_airflow.testing import a_pending
     >>> known = Estimates({("dag", "a"): {"nvidia/v100": 2.0, "nvidia/k80": 1.0}}, {("dag", "a"): Interval(50, 60, 90)})
-    >>> runs = [RequestProgress(a_pending("a"), {"nvidia/k80": held_s}, 99.0) for held_s in (0, 40, 70)]
+    >>> runs = [RequestProgress(a_pending("a"), {"nvidia/k80": held_s}) for held_s in (0, 40, 70)]
     >>> [remaining_s(run, known) for run in runs]
     [30.0, 10.0, 5.0]
-    >>> remaining_s(RequestProgress(a_pending("b"), {}, 99.0), known) is None
+    >>> remaining_s(RequestProgress(a_pending("b"), {}), known) is None
     True
     """
     top = _top_speed(progress, estimates)
@@ -90,16 +75,6 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
     task = progress.pending.task
     done = sum(seconds * (estimates.speed(task, name) or 0.0) for name, seconds in progress.attained_service_s.items())
     return min(abs(estimates.works[task].middle - done) / top, MAX_DURATION_S)
-
-
-def typical_run_s(estimates: Estimates) -> float:
-    """The median duration of ended runs of any task; 0 if none has ended yet.
-
-    >>> typical_run_s(Estimates(finished_s=(1.0, 2.0, 600.0)))
-    2.0
-    """
-    finished = estimates.finished_s
-    return finished[len(finished) // 2] if finished else 0.0
 
 
 def _top_speed(progress: RequestProgress, estimates: Estimates) -> float | None:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.demand import (
     DeviceDemand,
     DeviceDemands,
@@ -30,8 +29,8 @@ from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_cpu, a_device, a_worker
-from tests.benchmarks.dot_product import DotProductMeasure
 from tests.benchmarks.fgd import FragmentationMeasure, popular_mix
+from tests.benchmarks.packing_by_amounts import BestFitMeasure, DotProductMeasure, LargestCapacity
 from tests.benchmarks.scoreboard import Scoreboard
 
 GIB = 2**30

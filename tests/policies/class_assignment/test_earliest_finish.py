@@ -14,13 +14,13 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.upward_rank import UNKNOWN_S, UpwardRanks
 from hetero_airflow.policies.critical_path import CriticalPath
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.heft import Heft
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
 from hetero_airflow.simulator.traces.job_streams import poisson_arrivals
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, leased
+from tests.benchmarks.baselines import Heft
 
 CLUSTER = parse_cluster("v100=1,k80=1")
 SPEEDS = {"nvidia/v100": 10.0, "nvidia/k80": 1.0}

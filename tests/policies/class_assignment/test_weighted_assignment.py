@@ -18,7 +18,6 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.class_assignment import weighted_assignment
 from hetero_airflow.policies.class_assignment.weighted_assignment import MAX_INTERRUPTIONS, WeightedAssignment
-from hetero_airflow.policies.load_balance import LoadBalance
 from hetero_airflow.policies.makespan import Makespan
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster
@@ -26,6 +25,7 @@ from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending
+from tests.benchmarks.baselines import LoadBalance
 from tests.effort import effort, long
 
 POLICIES = [Assignment, Makespan, LoadBalance]

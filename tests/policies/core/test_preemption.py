@@ -17,13 +17,12 @@ from hetero_airflow.model.snapshot import MIN_RUN_S, PendingRequest, Snapshot
 from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.las import Las
-from hetero_airflow.policies.mlfq import Mlfq
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+from tests.benchmarks.baselines import Las
 from tests.policies.plans import codes, victims
 
 WHOLE = 1000
@@ -296,7 +295,7 @@ def full_fleet(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("policy", [Las, Mlfq, PriorityPolicy])
+@pytest.mark.parametrize("policy", [Las, PriorityPolicy])
 def test_a_plan_without_the_memory_is_the_same(policy, seed, monkeypatch):
     snapshot = full_fleet(seed)
     moments = [EPOCH + timedelta(seconds=seconds) for seconds in (30, 4000, 90_000)]

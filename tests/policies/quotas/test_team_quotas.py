@@ -22,7 +22,7 @@ from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
-BY_SERVICE = {"las", "assignment", "max_min_fairness", "load_balance"}
+BY_SERVICE = {"assignment", "max_min_fairness"}
 """Policies that take back what has run long by a rule of their own."""
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 
@@ -142,7 +142,7 @@ def test_decisions_are_in_one_queue_and_the_first_time_to_decide_again_counts():
     assert (policy.name, policy.period_s, plan.until) == ("fifo", 7.0, EPOCH + timedelta(seconds=5))
 
 
-@pytest.mark.parametrize("policy", ["priority", "assignment", "srtf", "fair_share"])
+@pytest.mark.parametrize("policy", ["priority", "assignment", "makespan", "fair_share"])
 def test_in_a_simulation_a_team_has_more_than_its_quota_only_while_others_need_nothing(policy):
     gpu = DeviceRequest.parse("gpu")
     late = 5_000.0

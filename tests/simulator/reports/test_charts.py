@@ -67,10 +67,10 @@ def test_the_area_under_utilisation_is_the_device_time(spans: list[tuple[float, 
 
 def test_charts_name_policies_classes_and_units() -> None:
     first = a_record(a_job("a", (10.0, 3600.0)), a_job("b", outcome=JobOutcome.WAITING))
-    two = replace(first, policy="las")
+    two = replace(first, policy="priority")
 
-    assert {"fifo", "las", "accelerators held, %"} <= set(texts(utilisation_chart([first, two])))
-    assert {"fifo", "las", "JCT, hours", "1"} <= set(texts(jct_chart([first, two])))
+    assert {"fifo", "priority", "accelerators held, %"} <= set(texts(utilisation_chart([first, two])))
+    assert {"fifo", "priority", "JCT, hours", "1"} <= set(texts(jct_chart([first, two])))
     chart, shown = gantt_chart(first)
     assert shown == 2
     assert {"a", "b", "waiting", V100} <= set(texts(chart))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.errors import TraceError
+from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.las import Las
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.record import JobOutcome, JobRecord, RunInterval, SimulationRecord
 from hetero_airflow.simulator.reports.figures import (
@@ -215,7 +215,7 @@ def test_without_jobs_there_is_no_bound():
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("policy", [Fifo, Las])
+@pytest.mark.parametrize("policy", [Fifo, Assignment])
 def test_no_policy_is_below_the_bounds(policy, seed):
     workload = load_trace(f"generated/bursty_rate30_jobs60_seed{seed}")
     figures = measure(Simulation(workload, parse_cluster("a100=2x8,v100=4"), policy(), "policy").run())

@@ -61,7 +61,7 @@ def page_of(*records: SimulationRecord, window: MeasuredWindow | None = None) ->
 
 
 def test_the_page_says_simulated_and_shows_figures_and_charts() -> None:
-    page = page_of(a_record(3), a_record(3, policy="las"))
+    page = page_of(a_record(3), a_record(3, policy="priority"))
     tags = parsed(page)
 
     assert "Simulated. No job of this page ran on a device" in " ".join(tags.text.split())

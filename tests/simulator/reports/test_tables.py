@@ -12,14 +12,14 @@ JOB = JobRecord(
     (RunInterval(3600.0, 10800.0, "w", "nvidia/v100", 1.0),), best_device_s=3600.0,
 )  # fmt: skip
 SLOW = SimulationRecord("w", "fifo", {"nvidia/v100": 1}, (JOB,), {"seed": 7}, (0.001, 0.003), 1)
-FAST = replace(SLOW, policy="las", jobs=(replace(JOB, started_s=0.0, finished_s=5400.0),), decision_s=(0.5,))
+FAST = replace(SLOW, policy="priority", jobs=(replace(JOB, started_s=0.0, finished_s=5400.0),), decision_s=(0.5,))
 
 
 def test_policies_stand_side_by_side_with_ratios_to_the_first() -> None:
     headers, rows = comparison([measure(SLOW), measure(FAST)])
 
     cells = {name: values for name, *values in rows}
-    assert headers == ["figure", "fifo", "las"]
+    assert headers == ["figure", "fifo", "priority"]
     assert cells["JCT mean, h"] == ["3.000", "1.500 (×0.500)"]
     assert cells["wait mean, h"] == ["1.000", "0.000 (×0.000)"]
     assert cells["JCT mean, lower bound, h"] == ["1.000", "1.000 (×1.000)"]
@@ -51,7 +51,7 @@ def test_json_says_that_it_is_simulated_and_holds_the_figures() -> None:
     report = json.loads(as_json([measure(SLOW), measure(FAST)]))
 
     assert report["simulated"] is True
-    assert [policy["policy"] for policy in report["policies"]] == ["fifo", "las"]
+    assert [policy["policy"] for policy in report["policies"]] == ["fifo", "priority"]
     assert report["policies"][0]["all"]["jct_s"] == {"mean": 10800.0, "p50": 10800.0, "p95": 10800.0, "p99": 10800.0}
     assert report["policies"][0]["window"] == {"first_job": 0, "last_job": None, "start_s": 0.0, "end_s": None}
 

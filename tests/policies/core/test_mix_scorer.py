@@ -1,4 +1,4 @@
-"""Policies that place by a packing measure of the snapshot, and what parts of an accelerator are worth."""
+"""Policies that place by the mix of requests, and what parts of an accelerator are worth."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.assignment import Assignment
-from hetero_airflow.policies.best_fit import BestFit
-from hetero_airflow.policies.core.scored_policy import request_mix, rounded_request_mix
+from hetero_airflow.policies.consolidation import Consolidation
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.mix_scorer import request_mix, rounded_request_mix
 from hetero_airflow.policies.core.share_prices import share_prices
-from hetero_airflow.policies.expected_fill import ExpectedFill
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
-from tests.benchmarks.fgd import Fgd
 from tests.matching.packing.test_fragmentation import a_mix
 
 
@@ -33,19 +32,18 @@ def an_alternative(word: str, cpus: int | None = None) -> object:
     return DeviceRequest.parse(word, quota={"cpus": cpus} if cpus else None).alternatives[0]
 
 
-@pytest.mark.parametrize("policy", [Fgd, ExpectedFill, BestFit])
-def test_a_single_device_is_taken_where_no_pair_is_broken(policy: type[Fgd]) -> None:
+def test_a_single_device_is_taken_where_no_pair_is_broken() -> None:
     mix = ((an_alternative("gpu:2"), 0.5), (an_alternative("gpu"), 0.5))
     snapshot = workers((8, 2), (8, 1))
     snapshot = replace(snapshot, pending=(a_pending(),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
-    assert [place.worker_id for place in policy().decide(snapshot, EPOCH).places] == ["w1"]
+    assert [place.worker_id for place in Consolidation().decide(snapshot, EPOCH).places] == ["w1"]
 
 
 def test_cores_that_accelerators_need_are_left_to_them() -> None:
     mix = ((an_alternative("gpu", 4), 0.9), (an_alternative("cpu:4"), 0.1))
     snapshot = workers((8, 2), (24, 2))
     snapshot = replace(snapshot, pending=(a_pending(device="cpu:4"),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
-    assert [place.worker_id for place in ExpectedFill().decide(snapshot, EPOCH).places] == ["w1"]
+    assert [place.worker_id for place in Consolidation().decide(snapshot, EPOCH).places] == ["w1"]
 
 
 @pytest.mark.parametrize(("others", "worker"), [("gpu:0.5", "w1"), ("gpu:2", "w0"), ("cpu:2", "w0")])
@@ -63,12 +61,12 @@ def test_the_default_takes_the_smaller_device_where_both_leave_as_much() -> None
     sizes = ("80GiB", "16GiB")
     made = (a_worker(f"w{n}", (a_cpu(), a_device("GPU-0", memory=size))) for n, size in enumerate(sizes))
     snapshot = Snapshot(1, workers=tuple(made), pending=(a_pending(),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
-    chosen = [policy().decide(snapshot, EPOCH).places[0].worker_id for policy in (ExpectedFill, Assignment)]
+    chosen = [policy().decide(snapshot, EPOCH).places[0].worker_id for policy in (Consolidation, Assignment)]
     assert chosen == ["w0", "w1"]
 
 
-@pytest.mark.parametrize("policy", [Fgd, ExpectedFill, Assignment])
-def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fgd]) -> None:
+@pytest.mark.parametrize("policy", [Consolidation, Assignment])
+def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[ListPolicy]) -> None:
     old = policy()
     snapshot = replace(workers((8, 2), (8, 1), (4, 4)), pending=tuple(a_pending(f"r{n}") for n in range(4)))
     mixes = [((an_alternative("gpu:2"), 0.7), (an_alternative("gpu:0.5"), 0.3)), ((an_alternative("gpu:4"), 1.0),), ()]
