@@ -56,7 +56,7 @@ class Priority(StrEnum):
     LOW = "low"
     """Work that waits until nothing else needs the device."""
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """0 for urgent, 3 for low."""
         return tuple(Priority).index(self)

@@ -144,10 +144,13 @@ class WeightedAssignment(ListPolicy):
             and candidate.is_exact
             and candidate not in changes.unplaceable
         }
-        plan = self._take_turns(snapshot, index, options, changes.offers, queue, unassigned, now)
+        take_turns = partial(
+            self._take_turns, _without(snapshot, changes.offers), changes.offers, queue, unassigned, now
+        )
+        plan = take_turns(index, options)
         while stuck := _stuck(plan, options):  # shares, cores and memory are not counted: elsewhere it may fit
             options = {request_id: option for request_id, option in options.items() if request_id not in stuck}
-            plan = self._take_turns(snapshot, self._indexed(snapshot), options, changes.offers, queue, unassigned, now)
+            plan = take_turns(self._indexed(snapshot), options)
         newcomers = (candidate for candidate in problem.candidates if not candidate.has_run)
         if all(candidate.speeds.get(assigned.classes[candidate.pending.id] or "", 0.0) == 1 for candidate in newcomers):
             kept_until = None  # the next event comes soon enough, and each decision more moves more requests
@@ -157,22 +160,20 @@ class WeightedAssignment(ListPolicy):
     def _take_turns(
         self,
         snapshot: Snapshot,
-        index: WorkerIndex,
-        options: Options,
         offers: Sequence[Offer],
         queue: Mapping[str, int],
         unassigned: AbstractSet[str],
         now: datetime,
+        index: WorkerIndex,
+        options: Options,
     ) -> Plan:
-        """The plan of the list scheduler: by class, and in each class in the order of `queue`."""
-        offered = {offer.lease.id for offer in offers}
-        leases = (
-            lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in offered else lease
-            for lease in snapshot.leases
-        )
+        """The plan of the list scheduler: by class, and in each class in the order of `queue`.
+
+        :param snapshot: in it, the leases that are offered are preempted
+        """
         offers = [replace(offer) for offer in offers]  # the list scheduler says who waits for them
         return self._schedule_options(
-            replace(snapshot, leases=tuple(leases)) if offered else snapshot,
+            snapshot,
             index,
             options,
             lambda pending, _: sorted(
@@ -273,6 +274,16 @@ class WeightedAssignment(ListPolicy):
             dict(zip(ids, weights, strict=False)),
             tuple(c for c, name in zip(problem.fixed, classes[len(ids) :], strict=True) if name is None),
         )
+
+
+def _without(snapshot: Snapshot, offers: Sequence[Offer]) -> Snapshot:
+    """The snapshot in which the leases that are offered are preempted."""
+    offered = {offer.lease.id for offer in offers}
+    leases = (
+        lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in offered else lease
+        for lease in snapshot.leases
+    )
+    return replace(snapshot, leases=tuple(leases)) if offered else snapshot
 
 
 def _patient_rank(snapshot: Snapshot) -> float:

@@ -8,17 +8,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from operator import attrgetter
 
-from hetero_airflow.model.request import Priority
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-
-_RANKS = {priority: priority.rank for priority in Priority}
 
 
 def by_priority(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
     """The higher class first, then Airflow's greater weight, then the older request."""
     classes: defaultdict[tuple[int, int], list[PendingRequest]] = defaultdict(list)
     for request in by_age(pending, snapshot):
-        classes[_RANKS[request.request.priority], -request.weight].append(request)
+        classes[request.request.priority.rank, -request.weight].append(request)
     return [request for key in sorted(classes) for request in classes[key]]
 
 
