@@ -23,6 +23,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.candidates import Candidate
 from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
 from hetero_airflow.policies.core.mix_scorer import ScorerByMix, rounded_request_mix
+from hetero_airflow.policies.core.predicted_order import PredictedOrder
 
 EXPONENT = 0.3
 """0.2 to 0.5 are as good."""
@@ -35,12 +36,15 @@ YOUNG, LATE = 0.15, 30.0
 
 
 class Assignment(WeightedAssignment):
-    """Knows no durations; uses speeds where they are known, and is fair by age where they are not."""
+    """Uses speeds where they are known, and is fair by age where they are not.
+
+    Predicted lengths count only where nothing is taken back within a class.
+    """
 
     bounds_interruptions = True
 
     def __init__(self) -> None:
-        super().__init__("assignment", weight, EXPONENT)
+        super().__init__("assignment", weight, EXPONENT, PredictedOrder())
         self._whole_devices = self._matcher.scorer
         self._shares = ScorerByMix(self._whole_devices)
 

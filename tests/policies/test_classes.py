@@ -17,6 +17,7 @@ from hetero_airflow.model.plan import Plan, ReasonCode, Wait
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import MIN_RUN_S, PendingRequest, Snapshot
 from hetero_airflow.policies.assignment import Assignment
+from hetero_airflow.policies.core.mix_scorer import request_mix
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, snapshots
@@ -110,6 +111,8 @@ def test_without_preemption_within_a_class_the_default_takes_back_what_priority_
 @thorough
 @given(snapshot=snapshots(can_preempt=True).filter(lambda snapshot: snapshot.workers))
 def test_leases_that_nobody_above_can_use_change_nothing_for_the_classes_above(name: str, snapshot: Snapshot) -> None:
+    # without a past, the default learns the mix of requests from those that are there
+    snapshot = replace(snapshot, estimates=replace(snapshot.estimates, mix=request_mix(snapshot)))
     board = a_worker("far", (a_device("far-0", "alveo-u250", "64GiB", vendor="amd", kind="fpga"),))
     far = Snapshot(1, (board,), {}, (a_pending("low", "fpga", priority="low"),))
     far = held(far, make(name).decide(far, EPOCH), EPOCH - timedelta(days=1))

@@ -34,7 +34,7 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan, ReasonCode, Wait
 from hetero_airflow.model.run import usual_restart_s
-from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.class_assignment.candidates import (
     AssignmentProblem,
     Candidate,
@@ -104,6 +104,7 @@ class WeightedAssignment(ListPolicy):
     """A policy made of weights. Pure: what it caches changes no decision.
 
     :param exponent: on a class where the request runs at relative speed r, it has ``r ** exponent`` of its weight
+    :param order: who chooses first where nothing is taken back within a class
     """
 
     period_s: float | None = 1800.0
@@ -112,9 +113,10 @@ class WeightedAssignment(ListPolicy):
     """A request that was interrupted `MAX_INTERRUPTIONS` times goes before the others of its class. Policies whose
     requests take turns do without."""
 
-    def __init__(self, name: str, weight: Weight, exponent: float) -> None:
+    def __init__(self, name: str, weight: Weight, exponent: float, order: QueueOrder = by_priority) -> None:
         preemption = partial(LeastLossPreemption, name, CLASS_RULES)
         super().__init__(name, by_priority, TightFitScorer(), preemption=preemption)
+        self._turns = order
         self._weight = weight
         self._exponent = exponent
 
@@ -186,13 +188,14 @@ class WeightedAssignment(ListPolicy):
         )
 
     def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
-        """No request is moved within its class: priority and age decide who goes first, as under `priority`.
+        """No request is moved within its class, and leases are taken back as under `priority`.
 
-        In that order each request gets a class of devices, and may wait for it, see `ClassChoices`.
+        In their turns the requests get a class of devices, and may wait for it, see `ClassChoices`.
         """
         plan = super()._plan(snapshot, index, now) if snapshot.can_preempt else None
-        choices = self._choices(snapshot, index if plan is None else self._indexed(snapshot), now)
-        if plan is not None and not choices:
+        queue = self._turns(snapshot.pending, snapshot)
+        choices = self._choices(queue[:MAX_CHOICES], snapshot, index if plan is None else self._indexed(snapshot), now)
+        if plan is not None and not choices and queue == self._order(snapshot.pending, snapshot):
             return plan
         options = {
             candidate.pending.id: tuple(candidate.options[name] for name in choice.names)
@@ -200,15 +203,16 @@ class WeightedAssignment(ListPolicy):
             if len(choice.names) < len(candidate.options)
         }
         chosen = self._schedule_options(
-            snapshot, self._indexed(snapshot), options, self._order, self._may_overtake, now
+            snapshot, self._indexed(snapshot), options, self._turns, self._may_overtake, now
         )
         if plan is not None and chosen.preemptions != plan.preemptions:
             return plan
         return explained(chosen, choices)
 
-    def _choices(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> list[tuple[Candidate, ClassChoice]]:
+    def _choices(
+        self, first: Sequence[PendingRequest], snapshot: Snapshot, index: WorkerIndex, now: datetime
+    ) -> list[tuple[Candidate, ClassChoice]]:
         """The choices of the first requests in the queue for which the class makes a difference."""
-        first = self._order(snapshot.pending, snapshot)[:MAX_CHOICES]
         problem = assignment_problem(replace(snapshot, pending=tuple(first), can_preempt=False), index, now)
         waiting = {candidate.pending.id: candidate for candidate in problem.candidates}
         queue = [waiting[p.id] for p in first if p.id in waiting]

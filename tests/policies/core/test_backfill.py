@@ -127,7 +127,7 @@ def test_the_worker_that_is_free_first_is_reserved(policy):
 
 @both
 def test_requests_placed_before_the_head_count_with_their_expected_ends(policy):
-    pending = (a_pending("first"), a_pending("head", "gpu:2", 1), a_pending("later", "gpu", 2))
+    pending = (a_pending("first", at_s=-300), a_pending("head", "gpu:2", -200), a_pending("later", "gpu", -100))
     times = {"first": 30.0, "head": 9.0}
     assert started(policy, (worker("a", 2),), pending, later=30.0, **times) == ["first", "later"]
     assert started(policy, (worker("a", 2),), pending, later=31.0, **times) == ["first"]
@@ -164,7 +164,7 @@ def test_a_run_that_takes_longer_than_expected_gets_a_new_expected_end(policy):
 
 @both
 def test_a_waiting_gang_reserves_everything_that_it_could_use(policy):
-    gang = tuple(a_pending(f"g{n}", "gpu", gang="g", gang_size=2) for n in range(2))
+    gang = tuple(a_pending(f"g{n}", "gpu", -100, gang="g", gang_size=2) for n in range(2))
     pending = (*gang, a_pending("later", "gpu", 1))
     times = {"runs": 60.0, "g0": 5.0, "g1": 5.0, "later": 1.0}
     assert started(policy, (worker("a", 2),), pending, busy("runs", "a", 0), **times) == []
