@@ -6,8 +6,10 @@ Garbage is collected after the timed part, as in `Cycle.run`.
    on one worker, against a naive rescan of the same policy (`naive.py`), whose placements must be the same.
 2. Whole cycles with `MemoryStore` at a steady state: a fleet that is full, 10,000 requests that wait, and in each
    cycle leases that end and requests that arrive.
-3. 15,000 requests over 640 workers, for which Kueue's own benchmark takes 351 s.
-4. Memory of 10,000 workers and 100,000 waiting requests in a fresh process.
+3. The same along the whole path, for every policy of the package: four priority classes, preemption, known speeds and
+   lengths, alternatives, shares of devices, gangs and the quotas of teams. Time goes on by 30 s with each cycle.
+4. 15,000 requests over 640 workers, for which Kueue's own benchmark takes 351 s.
+5. Memory of 10,000 workers and 100,000 waiting requests in a fresh process.
 """
 
 from __future__ import annotations
@@ -20,23 +22,30 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from statistics import median, quantiles
 
 from naive import Naive, Placed
 
+from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
+from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies import POLICIES as PACKAGED
+from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.assignment import Assignment
+from hetero_airflow.policies.core.mix_scorer import request_mix
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.policies.round_robin import RoundRobin
 from hetero_airflow.scheduling.cycle import Cycle, deferred_garbage_collection
+from hetero_airflow.simulator.simulated_engine import SimulatedEngine
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 MODELS = (("nvidia", "a100-sxm4-40gb", "40GiB"), ("nvidia", "a100-sxm4-80gb", "80GiB"), ("amd", "mi300x", "192GiB"))
 SINGLE = ("gpu",)
@@ -45,6 +54,7 @@ MIXED = ("gpu", "gpu:2", "a100:4", "a100-80gb", "gpu:0.5", "mi300x:8", "cpu:4", 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "priority": PriorityPolicy, "fifo": Fifo, "round_robin": RoundRobin, "assignment": Assignment
 }  # fmt: skip
+CLASSES = tuple(f"{vendor}/{model}" for vendor, model, _ in MODELS)
 NAIVE_S = 5.0
 """About how long the naive policy may take for a line of the table."""
 
@@ -144,8 +154,9 @@ class Steady:
     def __init__(self, policy: Callable[[], Policy], workers: int, waiting: int, changes: int) -> None:
         self._rng = random.Random(0)
         self._store = MemoryStore(keeps_history=False)
-        self._engine = FakeEngine()
-        self._cycle = Cycle(self._store, policy(), self._engine, lease_timeout_s=1e9)
+        self._engine = SimulatedEngine()
+        self._cycle = self._make_cycle(policy())
+        self._now = EPOCH
         self._waiting, self._changes = waiting, changes
         self._submitted = 0
         self._store.record([WorkerSeen(worker) for worker in make_workers(workers)], EPOCH)
@@ -153,16 +164,21 @@ class Steady:
         self.placed = 0
         self._submit(waiting)
 
+    def _make_cycle(self, policy: Policy) -> Cycle:
+        return Cycle(self._store, policy, self._engine, lease_timeout_s=1e9)
+
+    def _arrivals(self, number: int) -> Sequence[PendingRequest]:
+        return make_pending(MIXED, number, self._rng, self._submitted)
+
     def _submit(self, number: int) -> None:
-        arrived = make_pending(MIXED, number, self._rng, self._submitted)
+        arrived = self._arrivals(number)
         self._submitted += number
-        self._store.record([RequestSubmitted(request) for request in arrived], EPOCH)
+        self._store.record([RequestSubmitted(request) for request in arrived], self._now)
 
     def cycle(self) -> float:
         """Run one whole cycle. Returns its seconds."""
-        self._engine.dispatched.clear()
         begin = time.process_time()
-        result = self._cycle.run(EPOCH)
+        result = self._cycle.run(self._now)
         spent = time.process_time() - begin
         self._leases |= {lease.id: lease for lease in result.dispatched}
         self.placed += len(result.dispatched)
@@ -179,12 +195,84 @@ class Steady:
         """Some leases end, and requests arrive until as many wait as before."""
         for lease_id in self._rng.sample(sorted(self._leases), min(self._changes, len(self._leases))):
             lease = self._leases.pop(lease_id)
-            self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED)], EPOCH)
+            self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED)], self._now)
         self.top_up()
 
     def top_up(self) -> None:
         """Let requests arrive until the queue has its length."""
         self._submit(max(0, self._waiting - len(self._store.snapshot().pending)))
+
+
+class WholePath(Steady):
+    """The same with everything that a policy may have to look at."""
+
+    def __init__(self, name: str, workers: int, waiting: int, changes: int) -> None:
+        rng = random.Random(0)
+        self._tasks = [_a_task(rng, number) for number in range(400)]
+        names = [(task.dag_id, task.task_id) for task in self._tasks]
+        works_s = [rng.lognormvariate(8, 1.5) for _ in names]
+        self._estimates = Estimates(
+            {task: {name: rng.uniform(0.2, 1) for name in CLASSES} for task in names},
+            {task: Interval(work / 1.3, work, work * 1.3) for task, work in zip(names, works_s, strict=True)},
+            finished_s=tuple(sorted(works_s)),
+            mix=request_mix(Snapshot(1, pending=tuple(self._tasks))),
+            shares=TeamShares.parse(f"dag-1*=1 max {3 * workers}, dag-*=2"),
+        )
+        self.preemptions = 0
+        super().__init__(partial(load_policy, name), workers, waiting, changes)
+
+    def _make_cycle(self, policy: Policy) -> Cycle:
+        return Cycle(
+            self._store, policy, self._engine, lease_timeout_s=1e9, preemptor=self._engine,
+            policy_context=lambda snapshot: replace(snapshot, estimates=self._estimates),
+        )  # fmt: skip
+
+    def _arrivals(self, number: int) -> Sequence[PendingRequest]:
+        """One in twenty belongs to a gang of two."""
+        arrived = []
+        for n in range(self._submitted, self._submitted + number):
+            in_gang, pair = n % 40 < 2 and number > 1, n // 2
+            task = random.Random(pair if in_gang else f"{n}").choice(self._tasks)
+            gang = {"gang": f"gang-{pair}", "gang_size": 2} if in_gang else {}
+            arrived.append(replace(task, id=f"r{n:06}", submitted_at=self._now + timedelta(milliseconds=n), **gang))
+        return arrived
+
+    def change(self) -> None:
+        """The leases that were taken back end, and their requests wait again; 30 s later, others end and arrive."""
+        holders = self._store.snapshot().holders
+        for lease in self._engine.preempted:
+            self._leases.pop(lease.id, None)
+            pending = holders[lease.request_id]
+            self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED)], self._now)
+            self._store.record([RequestSubmitted(replace(pending, attained_service_s={CLASSES[0]: 600.0}))], self._now)
+        self.preemptions += len(self._engine.preempted)
+        self._engine.preempted.clear()
+        self._now += timedelta(seconds=30)
+        super().change()
+
+
+def _a_task(rng: random.Random, number: int) -> PendingRequest:
+    text = rng.choice((*MIXED, frozenset({"a100-40gb", "mi300x"}), frozenset({"a100-80gb:4", "mi300x:4"})))
+    priority = rng.choices(("low", "medium", "high", "urgent"), (4, 10, 3, 1))[0]
+    return a_pending("", text, dag_id=f"dag-{number % 20}", task_id=f"task-{number}", priority=priority, weight=1)
+
+
+def whole_path(name: str, workers: int, waiting: int, cycles: int) -> str:
+    """One line: cycles of the steady state along the whole path."""
+    world = WholePath(name, workers, waiting, 20)
+    for _ in range(5):
+        world.cycle()
+        world.change()
+    before, world.preemptions, times = world.placed, 0, []
+    for _ in range(cycles):
+        times.append(world.cycle())
+        world.change()
+    cuts = quantiles(times, n=100)
+    return (
+        f"{name:16} {workers:6} workers {waiting:6} waiting: {(world.placed - before) / cycles:5.1f} placements and "
+        f"{world.preemptions / cycles:5.1f} preemptions a cycle: p50 {median(times) * 1e3:7.1f} ms, p99 "
+        f"{cuts[98] * 1e3:7.1f} ms"
+    )
 
 
 def steady(name: str, policy: Callable[[], Policy], workers: int, waiting: int, changes: int, cycles: int) -> str:
@@ -241,6 +329,10 @@ def main(sizes: Sequence[int]) -> None:
     for size in sizes:
         for name, policy in POLICIES.items():
             print(steady(name, policy, size, 10_000, 20, 200), flush=True)
+    print("\nWhole cycles along the whole path, in which 20 leases end")
+    for name in PACKAGED:
+        for size, waiting in ((100, 1000), (100, 10_000), (1000, 10_000)):
+            print(whole_path(name, size, waiting, 40), flush=True)
     print("\nA long queue")
     for name, policy in POLICIES.items():
         print(many_requests(name, policy), flush=True)

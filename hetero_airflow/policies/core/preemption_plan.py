@@ -24,6 +24,7 @@ from datetime import datetime
 from functools import cached_property
 from math import ceil
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
@@ -59,6 +60,18 @@ _NeedKey = tuple[Hashable, int, ReservedCapacity | None, Rank, bool]
 
 _PricedOption = tuple[tuple[datetime | None, tuple[Rank, float, int, int]], VictimOption]
 """What is compared, and the option."""
+
+
+class _Victims(NamedTuple):
+    """What can be taken back on a worker for the requests of one rank."""
+
+    version: int
+    """Of the worker's capacity."""
+    units: tuple[VictimUnit, ...]
+    running: tuple[VictimUnit, ...]
+    """Those of them that are not victims yet."""
+    held: list[Allocation]
+    """What is held there once they are gone."""
 
 
 class LeastLossPreemption:
@@ -102,6 +115,8 @@ class LeastLossPreemption:
         """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
         self._known_options: dict[_NeedKey, dict[int, tuple[int, _PricedOption | None]]] = {}
         """Need → worker → (version of its capacity, the best option there)."""
+        self._known_victims: dict[tuple[int, Rank, bool], _Victims] = {}
+        self._known_amounts: dict[tuple[int, str], ClaimedAmounts] = {}
         # ranks other than classes differ between equal requests, so these may not take back the same
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
         self.until: datetime | None = None
@@ -193,9 +208,10 @@ class LeastLossPreemption:
         return self._freed_reason(pending, number)
 
     def _take_back(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
+        if pending.request.fingerprint in self._hopeless or not self._units:
+            return None
         rank = self._rank(pending)
-        is_hopeless = pending.request.fingerprint in self._hopeless
-        if rank is None or is_hopeless or not self._units or rank >= self._units[-1].rank:
+        if rank is None or rank >= self._units[-1].rank:
             return None
         for with_protected, follow in ((False, self._carry_out), (True, self._wait_for)):
             option = self._cheapest(pending, rank, reserved, with_protected=with_protected)
@@ -238,13 +254,11 @@ class LeastLossPreemption:
         """The best option on each worker. Equal needs share what was found on workers that did not change since."""
         key = (need.alternative.key, self._compared_requests(need), need.reserved, rank, with_protected)
         option_by_worker = self._known_options.setdefault(key, {})
-        for number, units in self._units_on.items():
+        for number in self._units_on:
             version = self._capacity(number).version
             if number in option_by_worker and option_by_worker[number][0] == version:
                 continue
-            lower = (unit for unit in units if unit.rank > rank)
-            preemptible = [unit for unit in lower if with_protected or unit.protected_until <= self._now]
-            option = self._option(need, number, preemptible)
+            option = self._option(need, number, self._victims_on(number, rank, with_protected=with_protected))
             possible_at = option.possible_at if option and with_protected else None
             option_by_worker[number] = version, ((possible_at, option.price), option) if option else None
         return [priced for _, priced in option_by_worker.values() if priced is not None]
@@ -253,19 +267,28 @@ class LeastLossPreemption:
         """The equal requests that count in a price: victims on one worker serve no more than these."""
         return min(need.requests, 1 + ceil(self._most_devices / need.devices))
 
-    def _option(self, need: PlacementNeed, number: int, preemptible: Sequence[VictimUnit]) -> VictimOption | None:
+    def _victims_on(self, number: int, rank: Rank, *, with_protected: bool) -> _Victims:
+        """What can be taken back on a worker for a request of this rank; the same until the worker changes."""
+        version, key = self._capacity(number).version, (number, rank, with_protected)
+        known = self._known_victims.get(key)
+        if known is None or known.version != version:
+            lower = (unit for unit in self._units_on[number] if unit.rank > rank)
+            units = tuple(unit for unit in lower if with_protected or unit.protected_until <= self._now)
+            running = tuple(unit for unit in units if unit not in self._beneficiaries)
+            held = self._capacity(number).held
+            for unit in running:
+                held = freed(held, self._amounts(number, unit))
+            known = self._known_victims[key] = _Victims(version, units, running, held)
+        return known
+
+    def _option(self, need: PlacementNeed, number: int, on_worker: _Victims) -> VictimOption | None:
         """Which of the preemptible work the need requires to be gone from a worker."""
-        preemptible = sorted(preemptible, key=lambda unit: unit.victim_order_for(need.devices * need.requests))
-        running = [unit for unit in preemptible if unit not in self._beneficiaries]
-        if not running:
-            return None
         capacity = self._capacity(number)
-        held = capacity.held
-        for unit in running:
-            held = freed(held, self._amounts(number, unit))
-        if not capacity.fits(need.alternative, held, need.reserved):
+        if not on_worker.running or not capacity.fits(need.alternative, on_worker.held, need.reserved):
             return None
-        victims, spared, held = self._select_victims(need, number, preemptible, held)
+        preemptible = sorted(on_worker.units, key=lambda unit: unit.victim_order_for(need.devices * need.requests))
+        running = [unit for unit in preemptible if unit not in self._beneficiaries]
+        victims, spared, held = self._select_victims(need, number, preemptible, on_worker.held)
         fit = capacity.fit(need.alternative, held, need.reserved)
         options = [VictimOption(number, fit, victims, need, spared)] if fit and victims else []
         if len(victims) > 1:
@@ -338,9 +361,12 @@ class LeastLossPreemption:
 
     def _amounts(self, number: int, unit: VictimUnit) -> ClaimedAmounts:
         """What a unit holds of a worker."""
-        worker_id = self._index.entries[number].worker.id
-        claims = [claim for lease in unit.leases if lease.worker_id == worker_id for claim in lease.claims]
-        return self._capacity(number).claimed_amounts(claims)
+        amounts = self._known_amounts.get((number, unit.id))
+        if amounts is None:
+            worker_id = self._index.entries[number].worker.id
+            claims = [claim for lease in unit.leases if lease.worker_id == worker_id for claim in lease.claims]
+            amounts = self._known_amounts[number, unit.id] = self._capacity(number).claimed_amounts(claims)
+        return amounts
 
     def _freed_reason(self, pending: PendingRequest, number: int) -> Reason:
         worker_id = self._index.entries[number].worker.id

@@ -47,6 +47,9 @@ class DevicesByTeam:
     def __init__(self, snapshot: Snapshot) -> None:
         self._shares: TeamShares = snapshot.estimates.shares
         self._teams: dict[TeamPath, TeamDevices] = {}
+        self._by_dag: dict[str, TeamDevices] = {}
+        self._wanted: dict[str, float] = {}
+        """Fingerprint of a request → accelerators that it takes."""
         self._leases: list[tuple[TeamDevices, float, Lease]] = []
         """(team, number of accelerators, lease)."""
         for lease in snapshot.leases:
@@ -58,7 +61,10 @@ class DevicesByTeam:
 
     def team_of(self, pending: PendingRequest) -> TeamDevices:
         """The team to which a request belongs."""
-        return self.team_at(self._shares.path_of(pending.dag_id))
+        team = self._by_dag.get(pending.dag_id)
+        if team is None:
+            team = self._by_dag[pending.dag_id] = self.team_at(self._shares.path_of(pending.dag_id))
+        return team
 
     def team_at(self, path: TeamPath) -> TeamDevices:
         """The team with that path."""
@@ -74,13 +80,23 @@ class DevicesByTeam:
 
         All members of a gang are in one DAG, and so in one team.
         """
-        devices = wanted_accelerators(unit)
+        devices = self.wanted(unit)
         lineage = self.team_of(unit[0]).lineage
         return next((team for team in lineage if devices > 0 and team.held + devices > team.quota), None)
 
     def hold(self, unit: Sequence[PendingRequest]) -> None:
         """Count a unit as placed."""
-        self.team_of(unit[0]).hold(wanted_accelerators(unit))
+        self.team_of(unit[0]).hold(self.wanted(unit))
+
+    def wanted(self, unit: Sequence[PendingRequest]) -> float:
+        """As `wanted_accelerators`; equal requests are looked at once."""
+        devices = 0.0
+        for pending in unit:
+            known = self._wanted.get(pending.request.fingerprint)
+            if known is None:
+                known = self._wanted[pending.request.fingerprint] = wanted_accelerators((pending,))
+            devices += known
+        return devices
 
     def borrowed(self, snapshot: Snapshot) -> frozenset[str]:
         """Ids of the requests that hold what a team has above its quota: its youngest, and gangs as a whole."""

@@ -82,8 +82,9 @@ class TeamQuotas:
                 teams.hold(unit)
         places = {place.request_id: place for place in lent.places}
         refused = {decision.request_id: decision for decision in first.decisions if isinstance(decision, Refuse)}
+        reasons: dict[tuple[TeamPath, str, float], Reason] = {}
         decisions = [
-            places.get(pending.id) or refused.get(pending.id) or self._wait(pending, unit, team, teams)
+            places.get(pending.id) or refused.get(pending.id) or self._wait(pending, unit, team, teams, reasons)
             for unit, team in above
             for pending in unit
         ]
@@ -126,14 +127,25 @@ class TeamQuotas:
                 return by_weight
         return plan
 
-    def _wait(self, pending: PendingRequest, unit: Unit, team: TeamDevices, teams: DevicesByTeam) -> Wait:
-        now_held = teams.team_at(team.path).held
-        devices = "device" if team.quota == 1 else "devices"
-        found = f"team {'/'.join(team.path)} has {now_held:g} of its {team.quota:g} {devices}, and "
-        is_full = now_held + wanted_accelerators(unit) > team.quota
-        found += "none to borrow" if is_full else "its other requests come first"
-        account = Account(self.name, "waits for the quota of its team")
-        return Wait(pending.id, 0, Reason(ReasonCode.QUOTA, str(pending.request), found), account)
+    def _wait(
+        self,
+        pending: PendingRequest,
+        unit: Unit,
+        team: TeamDevices,
+        teams: DevicesByTeam,
+        reasons: dict[tuple[TeamPath, str, float], Reason],
+    ) -> Wait:
+        """Equal requests of a team share their reason."""
+        wanted = teams.wanted(unit)
+        key = team.path, pending.request.fingerprint, wanted
+        if key not in reasons:
+            now_held = teams.team_at(team.path).held
+            devices = "device" if team.quota == 1 else "devices"
+            found = f"team {'/'.join(team.path)} has {now_held:g} of its {team.quota:g} {devices}, and "
+            is_full = now_held + wanted > team.quota
+            found += "none to borrow" if is_full else "its other requests come first"
+            reasons[key] = Reason(ReasonCode.QUOTA, str(pending.request), found)
+        return Wait(pending.id, 0, reasons[key], Account(self.name, "waits for the quota of its team"))
 
 
 def _units_above_quotas(snapshot: Snapshot, queue: Sequence[Unit], first: Plan) -> list[tuple[Unit, TeamDevices]]:

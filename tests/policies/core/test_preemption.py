@@ -272,6 +272,9 @@ class Forgetful(dict):
     def setdefault(self, key, default=None):
         return default
 
+    def __setitem__(self, key, value):
+        pass
+
 
 def full_fleet(seed):
     """Twelve workers with all their GPUs leased to requests of other sizes, and 60 requests that wait."""
@@ -304,7 +307,7 @@ def test_a_plan_without_the_memory_is_the_same(policy, seed, monkeypatch):
 
     def forget(self, *arguments, __init__=LeastLossPreemption.__init__):
         __init__(self, *arguments)
-        self._known_fits = self._known_options = Forgetful()
+        self._known_fits = self._known_options = self._known_victims = self._known_amounts = Forgetful()
 
     monkeypatch.setattr(LeastLossPreemption, "__init__", forget)
     assert [policy().decide(snapshot, now) for now in moments] == plans
