@@ -44,6 +44,15 @@ class Interval(NamedTuple):
     middle: float
     high: float
 
+    @property
+    def log_deviation(self) -> float:
+        """The standard deviation of the quantity's logarithm, over both sides; every quantile must be above 0.
+
+        >>> round(Interval(50.0, 100.0, 200.0).log_deviation, 3)
+        0.541
+        """
+        return (math.log(self.high) - math.log(self.low)) / (2 * _TENTH_QUANTILE)
+
     def remaining_after(self, done: float) -> Interval | None:
         """What remains after `done`; None if at most one run in a million takes longer than `done`.
 
@@ -114,6 +123,11 @@ class Estimates:
         """Units of work per second on that class; None if unknown."""
         speed = self.speeds.get(task, {}).get(device_class)
         return None if speed is None else min(max(speed, MIN_SPEED), MAX_SPEED) if speed > 0 else 0.0
+
+    def top_speed(self, task: TaskName) -> float | None:
+        """Units of work per second on the task's fastest class with a known speed; None if none is above 0."""
+        speeds = (self.speed(task, name) for name in self.speeds.get(task, ()))
+        return max(filter(None, speeds), default=None)
 
     def relative_speeds(self, task: TaskName, device_classes: frozenset[str]) -> dict[str, float]:
         """Class → speed relative to the fastest of the given classes, 0 to 1; 1 for all if no speed is known.

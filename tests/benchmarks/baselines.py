@@ -144,8 +144,7 @@ BASELINES: dict[str, Callable[[], ListPolicy]] = {
 
 def _length(progress: RequestProgress, estimates: Estimates) -> Rank:
     task = progress.pending.task
-    speeds = (estimates.speed(task, name) for name in estimates.speeds.get(task, {}))
-    top = max(filter(None, speeds), default=None)
+    top = estimates.top_speed(task)
     if top is None or task not in estimates.works:
         return 1.0, 0.0
     return 0.0, min(max(estimates.works[task].middle / top, 0.0), MAX_DURATION_S)

@@ -231,7 +231,7 @@ class WholePath(Steady):
         """One in twenty belongs to a gang of two."""
         arrived = []
         for n in range(self._submitted, self._submitted + number):
-            in_gang, pair = n % 40 < 2 and number > 1, n // 2
+            in_gang, pair = n % 40 < 2, n // 2
             task = random.Random(pair if in_gang else f"{n}").choice(self._tasks)
             gang = {"gang": f"gang-{pair}", "gang_size": 2} if in_gang else {}
             arrived.append(replace(task, id=f"r{n:06}", submitted_at=self._now + timedelta(milliseconds=n), **gang))
@@ -267,7 +267,7 @@ def whole_path(name: str, workers: int, waiting: int, cycles: int) -> str:
     for _ in range(cycles):
         times.append(world.cycle())
         world.change()
-    cuts = quantiles(times, n=100)
+    cuts = quantiles(times, n=100, method="inclusive")
     return (
         f"{name:16} {workers:6} workers {waiting:6} waiting: {(world.placed - before) / cycles:5.1f} placements and "
         f"{world.preemptions / cycles:5.1f} preemptions a cycle: p50 {median(times) * 1e3:7.1f} ms, p99 "

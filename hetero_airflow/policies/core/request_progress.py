@@ -69,17 +69,9 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
     >>> remaining_s(RequestProgress(a_pending("b"), {}), known) is None
     True
     """
-    top = _top_speed(progress, estimates)
-    if top is None:
-        return None
     task = progress.pending.task
+    top = estimates.top_speed(task)
+    if top is None or task not in estimates.works:
+        return None
     done = sum(seconds * (estimates.speed(task, name) or 0.0) for name, seconds in progress.attained_service_s.items())
     return min(abs(estimates.works[task].middle - done) / top, MAX_DURATION_S)
-
-
-def _top_speed(progress: RequestProgress, estimates: Estimates) -> float | None:
-    task = progress.pending.task
-    if task not in estimates.works:
-        return None
-    speeds = (estimates.speed(task, name) for name in estimates.speeds.get(task, {}))
-    return max(filter(None, speeds), default=None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import TeamPath, TeamShares
 from hetero_airflow.units import MILLI_PER_DEVICE
@@ -48,8 +49,6 @@ class DevicesByTeam:
         self._shares: TeamShares = snapshot.estimates.shares
         self._teams: dict[TeamPath, TeamDevices] = {}
         self._by_dag: dict[str, TeamDevices] = {}
-        self._wanted: dict[str, float] = {}
-        """Fingerprint of a request → accelerators that it takes."""
         self._leases: list[tuple[TeamDevices, float, Lease]] = []
         """(team, number of accelerators, lease)."""
         for lease in snapshot.leases:
@@ -80,23 +79,13 @@ class DevicesByTeam:
 
         All members of a gang are in one DAG, and so in one team.
         """
-        devices = self.wanted(unit)
+        devices = wanted_accelerators(unit)
         lineage = self.team_of(unit[0]).lineage
         return next((team for team in lineage if devices > 0 and team.held + devices > team.quota), None)
 
     def hold(self, unit: Sequence[PendingRequest]) -> None:
         """Count a unit as placed."""
-        self.team_of(unit[0]).hold(self.wanted(unit))
-
-    def wanted(self, unit: Sequence[PendingRequest]) -> float:
-        """As `wanted_accelerators`; equal requests are looked at once."""
-        devices = 0.0
-        for pending in unit:
-            known = self._wanted.get(pending.request.fingerprint)
-            if known is None:
-                known = self._wanted[pending.request.fingerprint] = wanted_accelerators((pending,))
-            devices += known
-        return devices
+        self.team_of(unit[0]).hold(wanted_accelerators(unit))
 
     def borrowed(self, snapshot: Snapshot) -> frozenset[str]:
         """Ids of the requests that hold what a team has above its quota: its youngest, and gangs as a whole."""
@@ -118,7 +107,12 @@ def wanted_accelerators(unit: Iterable[PendingRequest]) -> float:
     >>> wanted_accelerators([a_pending("a", ["gpu:4", "gpu:2"]), a_pending("b", "gpu:0.25"), a_pending("c", "cpu:8")])
     4.25
     """
-    return sum(max(map(accelerators, pending.request.alternatives)) for pending in unit)
+    return sum(_most_accelerators(pending.request) for pending in unit)
+
+
+@lru_cache(maxsize=4096)
+def _most_accelerators(request: DeviceRequest) -> float:
+    return max(map(accelerators, request.alternatives))
 
 
 def accelerators(alternative: Alternative) -> float:

@@ -136,7 +136,7 @@ class TeamQuotas:
         reasons: dict[tuple[TeamPath, str, float], Reason],
     ) -> Wait:
         """Equal requests of a team share their reason."""
-        wanted = teams.wanted(unit)
+        wanted = wanted_accelerators(unit)
         key = team.path, pending.request.fingerprint, wanted
         if key not in reasons:
             now_held = teams.team_at(team.path).held

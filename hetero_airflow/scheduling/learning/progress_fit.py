@@ -20,9 +20,6 @@ from hetero_airflow.scheduling.learning.speed_fit import (
     weighted_median,
 )
 
-_TENTH_QUANTILE = 1.2816
-"""Standard deviations from the median to the outer tenth of a normal distribution."""
-
 _UNKNOWN_DEVIATION = 10.0
 """A measurement that gives only the unit of a task."""
 
@@ -65,7 +62,7 @@ def with_measured_speeds(
 def _typical_lengths(fitted: FittedSpeeds, task: TaskName, summary: TaskSummary) -> dict[str, tuple[float, float]]:
     """Device class → logarithm of typical runs a second and its standard deviation, for a task without steps."""
     work = fitted.works[task]
-    variance = (math.log(work.high / work.low) / 2 / _TENTH_QUANTILE) ** 2 * math.pi / 2
+    variance = work.log_deviation**2 * math.pi / 2
     lengths = {name: (-log, math.sqrt(variance / weight)) for name, (log, weight) in summary.measured.items()}
     if not lengths:
         main = max(summary.parts, key=lambda name: (summary.parts[name], name))
