@@ -17,14 +17,15 @@ them nor take back the same work.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
-from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Generic, NamedTuple, TypeVar
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
@@ -51,27 +52,70 @@ from hetero_airflow.policies.core.queue_order import EquivalenceClasses
 from hetero_airflow.policies.core.request_progress import waiting_progress
 
 _MAX_NAMED = 3
+_ROUNDED_DOWN = 1 - 1e-9
+"""A bound is below what it bounds also after rounding."""
 
 
 CLASS_RULES = PreemptionRules(class_rank_of, is_priority_class=True)
 """Leases of lower priority classes are taken back for higher ones."""
 
-_NeedKey = tuple[Hashable, int, ReservedCapacity | None, Rank, bool]
+_Part = tuple[Rank, bool]
+"""Of the running work: what is less important than this, and whether also what is protected."""
 
-_PricedOption = tuple[tuple[datetime | None, tuple[Rank, float, int, int]], VictimOption]
+_PricedOption = tuple[tuple[datetime | None, Rank, float, int, int], VictimOption]
 """What is compared, and the option."""
 
 
 class _Victims(NamedTuple):
     """What can be taken back on a worker for the requests of one rank."""
 
-    version: int
-    """Of the worker's capacity."""
+    number: int
+    """Of the worker."""
     units: tuple[VictimUnit, ...]
     running: tuple[VictimUnit, ...]
     """Those of them that are not victims yet."""
     held: list[Allocation]
     """What is held there once they are gone."""
+
+
+class _Site(NamedTuple):
+    """A worker on which a need fits once all that can be taken back there is gone. The most promising goes first."""
+
+    least: tuple[datetime | None, Rank, float]
+    """No option there is better."""
+    number: int
+    victims: _Victims
+    most_requests: int
+    """More equal requests than these make no difference to what is taken back there."""
+
+
+_OptionBySite = dict[tuple[int, int], tuple[_Site, _PricedOption | None]]
+"""(worker, equal requests) → (what the option was found for, the best option there)."""
+
+_T = TypeVar("_T", _Victims, _Site)
+
+
+class _ByWorker(Generic[_T]):
+    """What was found for the workers that have it, also in its own order."""
+
+    def __init__(self) -> None:
+        self.seen: int | None = None
+        """How many of the changes of workers are taken in; None: nothing was looked for yet."""
+        self.found: dict[int, _T] = {}
+        self.ordered: list[_T] = []
+
+    def fill(self, found: Mapping[int, _T]) -> None:
+        """Set what was found at first."""
+        self.found, self.ordered = dict(found), sorted(found.values())
+
+    def replace(self, number: int, found: _T | None) -> None:
+        """Set what was found for a worker now."""
+        before = self.found.pop(number, None)
+        if before is not None:
+            del self.ordered[bisect_left(self.ordered, before)]
+        if found is not None:
+            self.found[number] = found
+            insort(self.ordered, found)
 
 
 class LeastLossPreemption:
@@ -113,10 +157,15 @@ class LeastLossPreemption:
         self._offers_on: defaultdict[int, list[Offer]] = defaultdict(list)
         self._known_fits: dict[tuple[Hashable, ReservedCapacity | None], dict[int, tuple[int, Fit | None]]] = {}
         """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
-        self._known_options: dict[_NeedKey, dict[int, tuple[int, _PricedOption | None]]] = {}
-        """Need → worker → (version of its capacity, the best option there)."""
-        self._known_victims: dict[tuple[int, Rank, bool], _Victims] = {}
+        self._known_victims: defaultdict[_Part, _ByWorker[_Victims]] = defaultdict(_ByWorker)
+        self._known_sites: defaultdict[Hashable, _ByWorker[_Site]] = defaultdict(_ByWorker)
+        self._known_options: defaultdict[Hashable, dict[tuple[int, int], tuple[_Site, _PricedOption | None]]] = (
+            defaultdict(dict)
+        )
         self._known_amounts: dict[tuple[int, str], ClaimedAmounts] = {}
+        self._changes: list[int] = []
+        """The workers whose capacity changed, in order."""
+        self._index_version = index.version
         # ranks other than classes differ between equal requests, so these may not take back the same
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
         self.until: datetime | None = None
@@ -165,7 +214,7 @@ class LeastLossPreemption:
             if offer.beneficiary is None:
                 self._offers_on[number].remove(offer)
                 self._ending[number].remove(offer.lease.request_id)
-                capacity = self._capacity(number)
+                capacity = self._changing(number)
                 capacity.take(capacity.claimed_amounts(offer.lease.claims))
 
     def _accept_offers(self, pending: PendingRequest, number: int) -> None:
@@ -203,7 +252,7 @@ class LeastLossPreemption:
             self._unfit.add(key)
             return None
         _, number, fit = best
-        self._capacity(number).promise(fit)
+        self._changing(number).promise(fit)
         self._accept_offers(pending, number)
         return self._freed_reason(pending, number)
 
@@ -233,59 +282,83 @@ class LeastLossPreemption:
                 by_worker.setdefault(number, []).append(unit)
         return by_worker
 
-    @cached_property
-    def _most_devices(self) -> float:
-        """The devices of the units on a worker, also those elsewhere; the most of any worker."""
-        return max(sum(unit.devices for unit in units) for units in self._units_on.values())
-
     def _cheapest(
         self, pending: PendingRequest, rank: Rank, reserved: ReservedCapacity | None, *, with_protected: bool
     ) -> VictimOption | None:
         """The best option; with `with_protected` also with work that has not had its minimum run time."""
-        options: list[_PricedOption] = []
+        best: _PricedOption | None = None
         for alternative in pending.request.alternatives:
             need = PlacementNeed(alternative, 1 + self._equals.count_behind(pending), reserved)
-            options += self._options(need, rank, with_protected=with_protected)
-            if options and pending.request.is_ordered:
+            part, key = (rank, with_protected), (alternative.key, reserved, rank, with_protected)
+            known = self._known_options[key]
+            for site in self._sites(need, part, key):
+                if best is not None and site.least > best[0]:
+                    break
+                requests = min(need.requests, site.most_requests)
+                found, option = known.get((site.number, requests), (None, None))
+                if found is not site:
+                    option = self._priced_option(need, site, with_protected=with_protected)
+                    known[site.number, requests] = site, option
+                if option is not None and (best is None or option[0] < best[0]):
+                    best = option
+            if best is not None and pending.request.is_ordered:
                 break
-        return min(options, key=itemgetter(0), default=(None, None))[1]
+        return best[1] if best is not None else None
 
-    def _options(self, need: PlacementNeed, rank: Rank, *, with_protected: bool) -> list[_PricedOption]:
-        """The best option on each worker. Equal needs share what was found on workers that did not change since."""
-        key = (need.alternative.key, self._compared_requests(need), need.reserved, rank, with_protected)
-        option_by_worker = self._known_options.setdefault(key, {})
-        for number in self._units_on:
-            version = self._capacity(number).version
-            if number in option_by_worker and option_by_worker[number][0] == version:
-                continue
-            option = self._option(need, number, self._victims_on(number, rank, with_protected=with_protected))
-            possible_at = option.possible_at if option and with_protected else None
-            option_by_worker[number] = version, ((possible_at, option.price), option) if option else None
-        return [priced for _, priced in option_by_worker.values() if priced is not None]
+    def _sites(self, need: PlacementNeed, part: _Part, key: Hashable) -> Sequence[_Site]:
+        """The workers on which a need may find victims; equal keys share them."""
+        self._changes += self._index.changed_since(self._index_version)
+        self._index_version = self._index.version
+        on_worker, sites = self._known_victims[part], self._known_sites[key]
+        self._update(on_worker, self._units_on, partial(self._victims_on, part))
+        self._update(sites, on_worker.found, partial(self._site, need, part, on_worker.found))
+        return sites.ordered
 
-    def _compared_requests(self, need: PlacementNeed) -> int:
-        """The equal requests that count in a price: victims on one worker serve no more than these."""
-        return min(need.requests, 1 + ceil(self._most_devices / need.devices))
+    def _update(self, known: _ByWorker[_T], workers: Collection[int], look: Callable[[int], _T | None]) -> None:
+        """Look again at those of the workers that changed, or at all of them the first time."""
+        if known.seen is None:
+            known.fill({number: found for number in workers if (found := look(number)) is not None})
+        else:
+            for number in dict.fromkeys(self._changes[known.seen :]):
+                known.replace(number, look(number) if number in workers else None)
+        known.seen = len(self._changes)
 
-    def _victims_on(self, number: int, rank: Rank, *, with_protected: bool) -> _Victims:
-        """What can be taken back on a worker for a request of this rank; the same until the worker changes."""
-        version, key = self._capacity(number).version, (number, rank, with_protected)
-        known = self._known_victims.get(key)
-        if known is None or known.version != version:
-            lower = (unit for unit in self._units_on[number] if unit.rank > rank)
-            units = tuple(unit for unit in lower if with_protected or unit.protected_until <= self._now)
-            running = tuple(unit for unit in units if unit not in self._beneficiaries)
-            held = self._capacity(number).held
-            for unit in running:
-                held = freed(held, self._amounts(number, unit))
-            known = self._known_victims[key] = _Victims(version, units, running, held)
-        return known
+    def _victims_on(self, part: _Part, number: int) -> _Victims | None:
+        """What can be taken back on a worker, if anything; the same until the worker changes."""
+        rank, with_protected = part
+        lower = (unit for unit in self._units_on[number] if unit.rank > rank)
+        units = tuple(unit for unit in lower if with_protected or unit.protected_until <= self._now)
+        running = tuple(unit for unit in units if unit not in self._beneficiaries)
+        held = self._capacity(number).held
+        for unit in running:
+            held = freed(held, self._amounts(number, unit))
+        return _Victims(number, units, running, held) if running else None
+
+    def _site(self, need: PlacementNeed, part: _Part, on_worker: Mapping[int, _Victims], number: int) -> _Site | None:
+        """The worker with what can be taken back there, if the need fits once all of it is gone."""
+        victims = on_worker[number]
+        if not self._capacity(number).fits(need.alternative, victims.held, need.reserved):
+            return None
+        _, with_protected = part
+        possible_at = None
+        if with_protected:  # asked only if what is not protected does not do
+            times = [unit.protected_until for unit in victims.running]
+            possible_at = min((at for at in times if at > self._now), default=min(times))
+        first = max(unit.rank for unit in victims.running)
+        loss = min(
+            unit.lost_device_s * min(1.0, need.devices / unit.devices) for unit in victims.running if unit.rank == first
+        )
+        most_requests = ceil(sum(unit.devices for unit in victims.units) / need.devices)
+        least = possible_at, tuple(-part for part in first), _ROUNDED_DOWN * loss
+        return _Site(least, number, victims, most_requests)
+
+    def _priced_option(self, need: PlacementNeed, site: _Site, *, with_protected: bool) -> _PricedOption | None:
+        option = self._option(need, site.number, site.victims)
+        return ((option.possible_at if with_protected else None, *option.price), option) if option else None
 
     def _option(self, need: PlacementNeed, number: int, on_worker: _Victims) -> VictimOption | None:
         """Which of the preemptible work the need requires to be gone from a worker."""
         capacity = self._capacity(number)
-        if not on_worker.running or not capacity.fits(need.alternative, on_worker.held, need.reserved):
-            return None
         preemptible = sorted(on_worker.units, key=lambda unit: unit.victim_order_for(need.devices * need.requests))
         running = [unit for unit in preemptible if unit not in self._beneficiaries]
         victims, spared, held = self._select_victims(need, number, preemptible, on_worker.held)
@@ -331,18 +404,18 @@ class LeastLossPreemption:
     def _carry_out(self, pending: PendingRequest, option: VictimOption) -> Reason:
         for spared in option.spared:
             del self._beneficiaries[spared]
-            self._capacity(option.number).take(self._amounts(option.number, spared))
+            self._changing(option.number).take(self._amounts(option.number, spared))
         self._unfit.clear()
         for victim in option.victims:
             self._beneficiaries[victim] = pending
             for number in victim.workers:
-                self._capacity(number).free(self._amounts(number, victim))
+                self._changing(number).free(self._amounts(number, victim))
                 self._ending.setdefault(number, []).append(victim.leases[0].request_id)
-        self._capacity(option.number).promise(option.fit)
+        self._changing(option.number).promise(option.fit)
         return self._freed_reason(pending, option.number)
 
     def _wait_for(self, pending: PendingRequest, option: VictimOption) -> Reason:
-        self._capacity(option.number).claim(option.fit)
+        self._changing(option.number).claim(option.fit)
         self._decide_again_at(option.possible_at)
         holders = _listed([victim.leases[0].request_id for victim in option.victims])
         worker_id = self._index.entries[option.number].worker.id
@@ -358,6 +431,11 @@ class LeastLossPreemption:
             capacity = self._capacities[number] = FutureCapacity(self._index, number)
         capacity.catch_up()
         return capacity
+
+    def _changing(self, number: int) -> FutureCapacity:
+        """A worker's capacity that is about to change."""
+        self._changes.append(number)
+        return self._capacity(number)
 
     def _amounts(self, number: int, unit: VictimUnit) -> ClaimedAmounts:
         """What a unit holds of a worker."""

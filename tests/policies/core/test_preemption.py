@@ -5,6 +5,7 @@ What a preemption plan remembers of unchanged workers changes no decision.
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from datetime import timedelta
@@ -15,12 +16,12 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.snapshot import MIN_RUN_S, PendingRequest, Snapshot
 from hetero_airflow.policies.assignment import Assignment
-from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
+from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption, _ByWorker
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 from tests.benchmarks.baselines import Las
 from tests.policies.plans import codes, victims
@@ -186,6 +187,16 @@ def test_the_loss_is_divided_on_one_worker_too():
     assert victims(plan) == {"x0": "u0", "x1": "u1"}
 
 
+def test_the_loss_is_divided_by_the_requests_that_still_wait():
+    workers = (four("a"), four("b"), four("c"))
+    bigs = [held(f"big-{on}", 0, 1, 2, 3, worker_id=on, ago_s=600) for on in "ab"]
+    running = (*bigs, held("small", 0, worker_id="c", ago_s=800))
+    rest = held("rest", 1, 2, 3, worker_id="c", priority="urgent")
+    pending = tuple(urgent(f"u{n}", at_s=n) for n in range(5))
+    plan = PriorityPolicy().decide(snapshot(*running, rest, workers=workers, pending=pending), EPOCH)
+    assert victims(plan) == {"big-a": "u0", "small": "u4"}
+
+
 def test_the_loss_is_not_divided_by_members_of_gangs():
     assert crowded(4, gang="g", gang_size=9) == {}
     workers = (four("a"), four("b"))
@@ -276,8 +287,18 @@ class Forgetful(dict):
         pass
 
 
+class Fresh(dict):
+    """Has a new value at each question."""
+
+    def __init__(self, make):
+        self._make = make
+
+    def __getitem__(self, key):
+        return self._make()
+
+
 def full_fleet(seed):
-    """Twelve workers with all their GPUs leased to requests of other sizes, and 60 requests that wait."""
+    """Twelve workers with most of their GPUs leased to requests of several sizes, and 60 requests that wait."""
     rng = random.Random(seed)
     store = MemoryStore(keeps_history=False)
     workers = [
@@ -294,12 +315,14 @@ def full_fleet(seed):
         ]
         store.record([RequestSubmitted(request) for request in pending], EPOCH)
         cycle.run(EPOCH)
+    ended = rng.sample(store.snapshot().leases, 4)
+    store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in ended], EPOCH)
     return replace(store.snapshot(), can_preempt=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("policy", [Las, PriorityPolicy])
-def test_a_plan_without_the_memory_is_the_same(policy, seed, monkeypatch):
+def test_a_plan_without_memory_that_looks_at_each_worker_is_the_same(policy, seed, monkeypatch):
     snapshot = full_fleet(seed)
     moments = [EPOCH + timedelta(seconds=seconds) for seconds in (30, 4000, 90_000)]
     plans = [policy().decide(snapshot, now) for now in moments]
@@ -307,7 +330,14 @@ def test_a_plan_without_the_memory_is_the_same(policy, seed, monkeypatch):
 
     def forget(self, *arguments, __init__=LeastLossPreemption.__init__):
         __init__(self, *arguments)
-        self._known_fits = self._known_options = self._known_victims = self._known_amounts = Forgetful()
+        self._known_fits = self._known_amounts = Forgetful()
+        self._known_victims, self._known_sites, self._known_options = Fresh(_ByWorker), Fresh(_ByWorker), Fresh(dict)
+
+    def any_may_be_best(self, need, part, *arguments, _site=LeastLossPreemption._site):
+        site = _site(self, need, part, *arguments)
+        least = EPOCH - timedelta(days=1) if part[1] else None, (-math.inf,) * len(part[0]), 0.0
+        return site and site._replace(least=least, most_requests=need.requests)
 
     monkeypatch.setattr(LeastLossPreemption, "__init__", forget)
+    monkeypatch.setattr(LeastLossPreemption, "_site", any_may_be_best)
     assert [policy().decide(snapshot, now) for now in moments] == plans
