@@ -64,10 +64,11 @@ the sum is greater if the waiting request runs."""
 RESTART_S = 60.0
 """What it takes to go on elsewhere."""
 
-EXPECTED_STAY_RUNS = 0.05
+EXPECTED_STAY_RUNS = 0.06
 """How long a request is expected to stay on a class, in mean runs. The restart is lost from that time, for the request
-that leaves and for the one that returns. On generated streams of jobs with 1 to 8 devices (seeds 1000 to 1002), half as
-much again changes the mean JCT by -0.4 to +0.1 % and costs 3 to 15 % more preemptions."""
+that leaves and for the one that returns. On generated streams of jobs with 1 to 8 devices (seeds 1000 to 1002), it has
+0.997 to 1.002 of the mean JCT and 0.88 to 0.96 of the preemptions of 0.075; 0.05 has 0.999 to 1.004 and 0.87 to 0.97
+of them."""
 
 MAX_INTERRUPTIONS = 32
 """A request that was interrupted so often is settled: it goes before the others of its class, and gives way to none.
