@@ -77,25 +77,30 @@ def fractions(
     counts: tuple[int, ...],
     capacities: tuple[int, ...],
 ) -> Floats:
-    """X of the module's program: ``float [jobs, classes]``.
+    """X of the module's program: ``float [jobs, classes]``. Jobs that differ in nothing have equal fractions.
+
+    So the program has one row for all of them: the mean of equal jobs' fractions in an optimum is an optimum too.
 
     :param speeds: relative speed of each job on each class
     :param norms: the divisor of each job's mean speed, above 0
     :param counts: devices that each job takes
     """
-    table = np.array(speeds).reshape(len(norms), len(capacities))
-    jobs, classes = table.shape
-    gain = table / np.array(norms)[:, None]
-    cost = np.append(-_TIE / max(jobs, 1) * gain.ravel(), -1.0)
-    pair = np.arange(jobs * classes, dtype=np.int64)
+    classes = len(capacities)
+    table = np.column_stack([np.array(speeds).reshape(len(norms), classes), norms, counts])
+    jobs, kind_of, members = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+    number = len(jobs)
+    gain, devices = jobs[:, :classes] / jobs[:, [classes]], jobs[:, -1] * members
+    cost = np.append(-_TIE / max(len(norms), 1) * (members[:, None] * gain).ravel(), -1.0)
+    pair = np.arange(number * classes, dtype=np.int64)
     job, on_class = np.divmod(pair, classes)
-    last = np.full(jobs, jobs * classes, np.int64)
-    rows = np.concatenate([job, np.arange(jobs), jobs + job, 2 * jobs + on_class])
+    last = np.full(number, number * classes, np.int64)
+    rows = np.concatenate([job, np.arange(number), number + job, 2 * number + on_class])
     columns = np.concatenate([pair, last, pair, pair])
-    values = np.concatenate([-gain.ravel(), np.ones(jobs), np.ones(len(pair)), np.array(counts, float)[job]])
-    limits = np.concatenate([np.zeros(jobs), np.ones(jobs), np.array(capacities, float)])
+    values = np.concatenate([-gain.ravel(), np.ones(number), np.ones(len(pair)), devices[job]])
+    limits = np.concatenate([np.zeros(number), np.ones(number), np.array(capacities, float)])
     is_entry = values != 0
     entries: tuple[Numbers, Numbers, Floats] = (rows[is_entry], columns[is_entry], values[is_entry])
     solution = minimise(cost, entries, limits)
     assert solution is not None, "all zeros is feasible, and no fraction is above 1"
-    return solution.columns[:-1].reshape(jobs, classes)
+    shared: Floats = solution.columns[:-1].reshape(number, classes)
+    return shared[kind_of.ravel()]

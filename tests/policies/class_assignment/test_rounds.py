@@ -44,6 +44,25 @@ def test_fractions_keep_to_the_devices_and_to_the_time():
     assert gains.min() >= (np.minimum(equal_split, 1 / 3) * speeds).sum(axis=1).min() - 1e-9
 
 
+def test_equal_jobs_share_alike_in_an_optimum():
+    rng = np.random.default_rng(3)
+    kinds = rng.integers(0, 4, 30)
+    speeds, counts = rng.uniform(0.05, 1.0, (4, 3))[kinds], np.array([1, 2, 4, 1])[kinds]
+    capacities, norms = (6, 5, 9), np.array([1.0, 0.5, 2.0, 1.5])[kinds]
+
+    def solve(norms):
+        shares = fractions(tuple(map(tuple, speeds.tolist())), tuple(norms), tuple(counts.tolist()), capacities)
+        gains = (shares * speeds).sum(axis=1) / norms
+        assert (counts @ shares <= np.array(capacities) + 1e-6).all()
+        return shares, gains.min(), gains.mean()
+
+    shares, least, mean = solve(norms)
+    _, least_apart, mean_apart = solve(norms * (1 + 1e-9 * np.arange(30)))
+    assert (least, mean) == pytest.approx((least_apart, mean_apart), rel=1e-5)
+    for kind in range(4):
+        assert np.ptp(shares[kinds == kind], axis=0).max() == 0
+
+
 def test_two_jobs_share_one_device_by_turns():
     jobs = [Job(name, 0.0, ANY, 36_000.0, {V100: 1.0}) for name in "ab"]
     record = simulate(MaxMinFairness(), *jobs, cluster="v100=1", until_s=36_000.0)
