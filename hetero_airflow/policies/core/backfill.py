@@ -36,7 +36,7 @@ class HeadReservation:
         self._placed: list[Placed] = []
         """What was placed before the first request that has to wait."""
         self._timetable: Timetable | None = None
-        """Made for that request."""
+        """Made for that request, unless it is a gang."""
         self._by_need: ReservedCapacity | None = None
         self._worker = -1
         """The number of the worker that is reserved."""
@@ -59,12 +59,14 @@ class HeadReservation:
 
     def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
         """Make the reservation for the first that waits."""
-        if self._timetable is not None:
+        if self._timetable is not None or self._by_need is not None:
             return
         alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
-        self._timetable = Timetable(self._index, self._snapshot, self._now, alternatives, self._placed)
-        if len(unit) > 1 or not self._reserve(unit[0], self._timetable):
-            self._by_need = self._index.reserved_capacity_for(alternatives, len(unit))
+        if len(unit) == 1:
+            self._timetable = Timetable(self._index, self._snapshot, self._now, alternatives, self._placed)
+            if self._reserve(unit[0], self._timetable):
+                return
+        self._by_need = self._index.reserved_capacity_for(alternatives, len(unit))
 
     def _reserve(self, head: PendingRequest, timetable: Timetable) -> bool:
         """Reserve the earliest time at which it fits; False if there is none."""
