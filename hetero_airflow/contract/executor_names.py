@@ -19,9 +19,6 @@ COORDINATOR_MODULE = "hetero_airflow.supervisor.coordinator"
 COORDINATOR_CLASSPATH = f"{COORDINATOR_MODULE}.DeviceCoordinator"
 """The coordinator in ``[sdk] coordinators``."""
 
-COORDINATOR_CLASSPATHS = (COORDINATOR_CLASSPATH, "hetero_airflow.executor.coordinator.DeviceCoordinator")
-"""The classpath above, and the deprecated one that older installations have in their configuration."""
-
 
 def hetero_executor_name(core_executor: str) -> str | None:
     """The alias or class path that a task needs as ``executor`` to reach ``HeteroExecutor``; None if not configured.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from airflow import settings
 from airflow.utils.db_manager import BaseDBManager
 from alembic.config import Config
 
 from hetero_airflow import store
+from hetero_airflow.errors import StoreError
 from hetero_airflow.store import tables
 
 _STORE = Path(store.__file__).parent
@@ -22,6 +24,22 @@ class HeteroDBManager(BaseDBManager):
     alembic_file = str(_STORE / "alembic.ini")
     version_table_name = tables.VERSION_TABLE
     supports_table_dropping = True
+
+    def upgradedb(self, *args: Any, **kwargs: Any) -> None:
+        """Create the tables, or change those of an earlier release.
+
+        :raises StoreError: an unreleased version made them
+        """
+        found = self.get_current_revision()  # type: ignore[no-untyped-call]
+        if found and found not in {script.revision for script in self.get_script_object().walk_revisions()}:
+            raise StoreError(
+                f"to migrate the tables of the version {found}",
+                found="that it was not released, so nothing is known of how to change them",
+                remedy="Stop all schedulers and agents, drop the tables whose names begin with hetero_, and run "
+                "`airflow db migrate`. DAGs and their runs are in other tables; leases, learned speeds, the enrolled "
+                "agents and the history of the devices are lost",
+            )
+        super().upgradedb(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def get_alembic_config(self) -> Config:
         """Alembic's configuration with Airflow's engine: a URL alone would lose the connection arguments."""

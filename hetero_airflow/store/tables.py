@@ -301,7 +301,10 @@ decision = sa.Table(
 )
 
 
+INSERT_STATE = sa.text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)")
+
+
 @sa.event.listens_for(state, "after_create")
 def insert_state(target: sa.Table, connection: sa.Connection, **_: object) -> None:
-    """Insert the one row when the table is created from the metadata; the first migration does the same."""
-    connection.execute(sa.text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)"))
+    """Insert the one row when the table is created from the metadata; the migration does the same."""
+    connection.execute(INSERT_STATE)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from airflow.sdk.exceptions import TaskAlreadyRunningError
 
 from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.contract.envelope import add_lease
-from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
@@ -216,8 +215,5 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("classpath", COORDINATOR_CLASSPATHS)
-def test_the_classpaths_of_new_and_old_configurations_name_the_coordinator(classpath):
-    is_old = classpath != COORDINATOR_CLASSPATH
-    with pytest.warns(DeprecationWarning, match=COORDINATOR_CLASSPATH) if is_old else nullcontext():
-        assert import_string(classpath) is coordinator.DeviceCoordinator
+def test_the_classpath_of_the_settings_names_the_coordinator():
+    assert import_string(COORDINATOR_CLASSPATH) is coordinator.DeviceCoordinator

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATHS, COORDINATOR_NAME, hetero_executor_name
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_NAME, hetero_executor_name
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
 
 ReadOption = Callable[[str, str], str | None]
@@ -60,7 +60,7 @@ def uses_our_coordinator(queue: str, read: ReadOption) -> bool:
     coordinators = _json_object(read("sdk", "coordinators"))
     queues = _json_object(read("sdk", "queue_to_coordinator"))
     entry = (coordinators or {}).get(str((queues or {}).get(queue)))
-    return isinstance(entry, Mapping) and entry.get("classpath") in COORDINATOR_CLASSPATHS
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR_CLASSPATH
 
 
 def _wanted(recommendation: Recommendation, current: str | None, coordinated: bool) -> str:
@@ -85,7 +85,7 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
 
 def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
     entry = coordinators.get(COORDINATOR_NAME)
-    return isinstance(entry, Mapping) and entry.get("classpath") in COORDINATOR_CLASSPATHS
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR_CLASSPATH
 
 
 def _number(text: str | None) -> float:
