@@ -28,16 +28,17 @@ class HeteroDBManager(BaseDBManager):
     def upgradedb(self, *args: Any, **kwargs: Any) -> None:
         """Create the tables, or change those of an earlier release.
 
-        :raises StoreError: an unreleased version made them
+        :raises StoreError: a version made them that this one does not know
         """
         found = self.get_current_revision()  # type: ignore[no-untyped-call]
         if found and found not in {script.revision for script in self.get_script_object().walk_revisions()}:
             raise StoreError(
                 f"to migrate the tables of the version {found}",
-                found="that it was not released, so nothing is known of how to change them",
-                remedy="Stop all schedulers and agents, drop the tables whose names begin with hetero_, and run "
-                "`airflow db migrate`. DAGs and their runs are in other tables; leases, learned speeds, the enrolled "
-                "agents and the history of the devices are lost",
+                found="that a newer or an unreleased version made them",
+                remedy="Install the version that made them. Tables of an unreleased version can't be changed: to start "
+                "anew, stop all schedulers and agents, drop the tables whose names begin with hetero_, and run "
+                "`airflow db migrate`. Leases, learned speeds, enrolled agents and the history of the devices are lost "
+                "then; DAGs and their runs are in other tables",
             )
         super().upgradedb(*args, **kwargs)  # type: ignore[no-untyped-call]
 
