@@ -48,6 +48,15 @@ def decide(
 
 
 LARGE = a_pending("large", "gpu:4")
+
+
+def test_a_small_request_takes_no_device_of_a_large_one_that_waits_unless_nothing_can_be_migrated():
+    running = (held("x", "a", 0, 1, 2), held("y", "b", 0, 1, 2))
+    small = a_pending("small", "gpu", 1)
+    assert codes(decide(running, LARGE, small))["small"] == ReasonCode.RESERVED
+    assert codes(decide(running, LARGE, small, can_preempt=False))["small"] == "place"
+
+
 SCATTERED = (held("one", "a", 0), held("two", "b", 0, ago_s=1800), held("three", "b", 1))
 
 

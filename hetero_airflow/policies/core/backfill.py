@@ -8,7 +8,8 @@ makes the reservation again, so it moves only if an estimate was wrong; at most 
 Where the ends of runs are only guessed, the head still has one worker: the one on which the fewest runs have to end.
 But then nothing is let in there because it is expected to end in time.
 
-For a gang, no time can be computed. Everything that it could use is left free for it on all workers.
+For a gang, no time can be computed. Everything that it could use is left free for it on all workers. So it is for any
+head where small requests are migrated to make room (`migration`): a worker is emptied faster than it empties itself.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class HeadReservation:
         self._index = index
         self._snapshot = snapshot
         self._now = now
+        self._is_on_one_worker = True
         self._placed: list[Placed] = []
         """What was placed before the first request that has to wait."""
         self._timetable: Timetable | None = None
-        """Made for that request, unless it is a gang."""
+        """Made for that request, if it has one worker."""
         self._by_need: ReservedCapacity | None = None
         self._worker = -1
         """The number of the worker that is reserved."""
@@ -62,7 +64,7 @@ class HeadReservation:
         if self._timetable is not None or self._by_need is not None:
             return
         alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
-        if len(unit) == 1:
+        if len(unit) == 1 and self._is_on_one_worker:
             self._timetable = Timetable(self._index, self._snapshot, self._now, alternatives, self._placed)
             if self._reserve(unit[0], self._timetable):
                 return
