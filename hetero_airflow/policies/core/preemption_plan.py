@@ -159,9 +159,7 @@ class LeastLossPreemption:
         """Need → worker → (version of its capacity, where the need fits once leases have ended)."""
         self._known_victims: defaultdict[_Part, _ByWorker[_Victims]] = defaultdict(_ByWorker)
         self._known_sites: defaultdict[Hashable, _ByWorker[_Site]] = defaultdict(_ByWorker)
-        self._known_options: defaultdict[Hashable, dict[tuple[int, int], tuple[_Site, _PricedOption | None]]] = (
-            defaultdict(dict)
-        )
+        self._known_options: defaultdict[Hashable, _OptionBySite] = defaultdict(dict)
         self._known_amounts: dict[tuple[int, str], ClaimedAmounts] = {}
         self._changes: list[int] = []
         """The workers whose capacity changed, in order."""
@@ -349,7 +347,7 @@ class LeastLossPreemption:
             unit.lost_device_s * min(1.0, need.devices / unit.devices) for unit in victims.running if unit.rank == first
         )
         most_requests = ceil(sum(unit.devices for unit in victims.units) / need.devices)
-        least = possible_at, tuple(-part for part in first), _ROUNDED_DOWN * loss
+        least = possible_at, tuple(-place for place in first), _ROUNDED_DOWN * loss
         return _Site(least, number, victims, most_requests)
 
     def _priced_option(self, need: PlacementNeed, site: _Site, *, with_protected: bool) -> _PricedOption | None:
