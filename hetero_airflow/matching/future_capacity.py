@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hetero_airflow.matching.feasibility import device_count, host_need
-from hetero_airflow.matching.matcher import NO_NEED, Fit, cpu_position, has_room
+from hetero_airflow.matching.matcher import NO_NEED, Fit, OccupancyState, cpu_position, has_room
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.lease import Claim
@@ -52,6 +52,16 @@ class FutureCapacity:
     def take(self, amounts: ClaimedAmounts) -> None:
         """Take in that the amounts will be held too."""
         self.held = added(self.held, amounts)
+        self.version += 1
+
+    def checkpoint(self) -> tuple[OccupancyState, list[Allocation]]:
+        """The present state, for `restore`."""
+        return self._seen, list(self.held)
+
+    def restore(self, checkpoint: tuple[OccupancyState, list[Allocation]]) -> None:
+        """Take back all changes since a checkpoint, also in the index."""
+        self._seen, self.held = checkpoint
+        self._index.put(self._number, self._seen)
         self.version += 1
 
     def claimed_amounts(self, claims: Iterable[Claim]) -> ClaimedAmounts:

@@ -11,6 +11,8 @@ For each request in the order of the queue it takes the first of these that is p
 3. The same with work that has not had its minimum run time yet. Then the request waits for that time, and nothing is
    taken back now.
 
+A gang does so for all its members or for none, with 1 and 2 only.
+
 In each case the devices are withheld: the next decision gives the request exactly these, and later requests neither get
 them nor take back the same work.
 """
@@ -19,8 +21,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property, partial
 from math import ceil
@@ -28,7 +32,7 @@ from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
-from hetero_airflow.matching.matcher import Fit
+from hetero_airflow.matching.matcher import Fit, OccupancyState
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -95,6 +99,15 @@ _OptionBySite = dict[tuple[int, int], tuple[_Site, _PricedOption | None]]
 _T = TypeVar("_T", _Victims, _Site)
 
 
+@dataclass(slots=True)
+class _Trial:
+    """What is planned for a gang, until it is known whether all members have a place."""
+
+    is_kept: bool = False
+    checkpoints: dict[int, tuple[OccupancyState, list[Allocation]]] = field(default_factory=dict)
+    """Worker → its capacity before."""
+
+
 class _ByWorker(Generic[_T]):
     """What was found for the workers that have it, also in its own order."""
 
@@ -148,6 +161,8 @@ class LeastLossPreemption:
         """Victim → the request for which it is taken back."""
         self._hopeless: set[str] = set()
         """Fingerprints of requests for which no lease can be taken back."""
+        self._hopeless_gangs: set[tuple[tuple[str, ...], ReservedCapacity | None]] = set()
+        """(fingerprints, what is reserved) of gangs that could not get places for all members."""
         self._unfit: set[tuple[str, ReservedCapacity | None]] = set()
         """(fingerprint, what is reserved) of requests that fit nowhere where leases are ending."""
         self._offers, self._takers = offers, takers
@@ -166,6 +181,7 @@ class LeastLossPreemption:
         self._index_version = index.version
         # ranks other than classes differ between equal requests, so these may not take back the same
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
+        self._trial: _Trial | None = None
         self.until: datetime | None = None
         """When more may be preempted although nothing but the time has changed."""
         self._numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
@@ -194,14 +210,90 @@ class LeastLossPreemption:
         return text
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
-        """Why a request waits for leases to end, or None where none can be taken back.
-
-        Gangs of more than one wait for work to end.
-        """
-        if len(unit) > 1:
-            return None
+        """Why a request or gang waits for leases to end, or None where none can be taken back."""
         self._withdraw_offers(unit[0])
+        if len(unit) > 1:
+            return self._plan_gang(unit, reserved)
         return self._await_ending(unit[0], reserved) or self._take_back(unit[0], reserved)
+
+    def _plan_gang(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """What `plan_for` does, for all members or for none.
+
+        A gang waits for work to end if its members have to be close together or are unequal with several alternatives:
+        then a place for each of them is not yet one for all. So it does while what it could take back is protected.
+        """
+        requests = [pending.request for pending in unit]
+        first, rank = requests[0], self._rank(unit[0])
+        are_equal = len({request.fingerprint for request in requests}) == 1
+        topologies = [alternative.topology for request in requests for alternative in request.alternatives]
+        is_free = all(topology is None or topology.level.is_within_worker for topology in topologies)
+        if (
+            rank is None
+            or not is_free
+            or not (are_equal or all(len(request.alternatives) == 1 for request in requests))
+        ):
+            return None
+        key = tuple(request.fingerprint for request in requests), reserved
+        if key in self._hopeless_gangs:
+            return None
+        for alternative in first.alternatives if are_equal else (None,):
+            with self._all_or_none() as trial:
+                reason = self._plan_members([_with_only(pending, alternative) for pending in unit], reserved)
+                trial.is_kept = reason is not None
+            if reason is not None:
+                return reason
+        self._hopeless_gangs.add(key)
+        protected = (victim.protected_until for victim in self._units if victim.rank > rank)
+        again_at = min((at for at in protected if at > self._now), default=None)
+        if again_at is not None:
+            self._decide_again_at(again_at)
+        return None
+
+    def _plan_members(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """Find a place for each member: where it fits now, where leases are ending, or where they can be taken back."""
+        waits = []
+        for pending in unit:
+            if not self._promise_free(pending, reserved):
+                waits.append(
+                    self._await_ending(pending, reserved) or self._take_back(pending, reserved, with_protected=False)
+                )
+                if waits[-1] is None:
+                    return None
+        found = [reason.found for reason in waits if reason is not None]
+        if not found:  # it does not fit for another reason
+            return None
+        texts = [*dict.fromkeys(found)]
+        more = f" and of {len(texts) - 1} more" if len(texts) > 1 else ""
+        asked = f"all {len(unit)} of gang {unit[0].gang}, {unit[0].request} each"
+        return Reason(ReasonCode.PREEMPTING, asked, f"{texts[0]}{more}")
+
+    def _promise_free(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> bool:
+        """Withhold a place for a request that is free now; whether there is one."""
+        for alternative in pending.request.alternatives:
+            place = self._index.ranking(alternative, reserved).first()
+            if place is not None:
+                number, fit = place
+                self._changing(number).promise(fit)
+                return True
+        return False
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[_Trial]:
+        """Take back what is planned in the block, unless it is to be kept."""
+        self._trial = trial = _Trial()
+        before = dict(self._beneficiaries), self._hopeless.copy(), self._unfit.copy()
+        ending = {number: list(ids) for number, ids in self._ending.items()}
+        beneficiaries = [offer.beneficiary for offer in self._offers]
+        yield trial
+        self._trial = None
+        if trial.is_kept:
+            return
+        self._beneficiaries, self._hopeless, self._unfit = before
+        self._ending = ending
+        for offer, beneficiary in zip(self._offers, beneficiaries, strict=True):
+            offer.beneficiary = beneficiary
+        for number, checkpoint in trial.checkpoints.items():
+            self._changing(number).restore(checkpoint)
 
     def _withdraw_offers(self, pending: PendingRequest) -> None:
         """Take what is offered to requests before this one in the queue, and not accepted, out of what is ending."""
@@ -254,16 +346,22 @@ class LeastLossPreemption:
         self._accept_offers(pending, number)
         return self._freed_reason(pending, number)
 
-    def _take_back(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
+    def _take_back(
+        self, pending: PendingRequest, reserved: ReservedCapacity | None, *, with_protected: bool = True
+    ) -> Reason | None:
         if pending.request.fingerprint in self._hopeless or not self._units:
             return None
         rank = self._rank(pending)
         if rank is None or rank >= self._units[-1].rank:
             return None
-        for with_protected, follow in ((False, self._carry_out), (True, self._wait_for)):
-            option = self._cheapest(pending, rank, reserved, with_protected=with_protected)
-            if option is not None:
-                return follow(pending, option)
+        option = self._cheapest(pending, rank, reserved, with_protected=False)
+        if option is not None:
+            return self._carry_out(pending, option)
+        if not with_protected:
+            return None
+        option = self._cheapest(pending, rank, reserved, with_protected=True)
+        if option is not None:
+            return self._wait_for(pending, option)
         self._hopeless.add(pending.request.fingerprint)
         return None
 
@@ -433,7 +531,10 @@ class LeastLossPreemption:
     def _changing(self, number: int) -> FutureCapacity:
         """A worker's capacity that is about to change."""
         self._changes.append(number)
-        return self._capacity(number)
+        capacity = self._capacity(number)
+        if self._trial is not None and number not in self._trial.checkpoints:
+            self._trial.checkpoints[number] = capacity.checkpoint()
+        return capacity
 
     def _amounts(self, number: int, unit: VictimUnit) -> ClaimedAmounts:
         """What a unit holds of a worker."""
@@ -455,6 +556,13 @@ def _fit(
 ) -> Fit | None:
     # the first check costs less than the search for the best fit
     return capacity.fit(alternative, held, reserved) if capacity.fits(alternative, held, reserved) else None
+
+
+def _with_only(pending: PendingRequest, alternative: Alternative | None) -> PendingRequest:
+    """The request with one of its alternatives; None: as it is."""
+    if alternative is None or len(pending.request.alternatives) == 1:
+        return pending
+    return replace(pending, request=pending.request.model_copy(update={"alternatives": (alternative,)}))
 
 
 def _listed(request_ids: Sequence[str]) -> str:

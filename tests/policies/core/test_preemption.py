@@ -204,7 +204,71 @@ def test_the_loss_is_not_divided_by_members_of_gangs():
     big = held("big", 0, 1, 2, 3, worker_id="b", ago_s=600)
     gang = tuple(urgent(f"g{n}", at_s=9, gang="g", gang_size=3) for n in range(3))
     plan = PriorityPolicy().decide(snapshot(*singles, big, workers=workers, pending=(urgent(), *gang)), EPOCH)
-    assert victims(plan) == {"x3": "urgent"}
+    assert victims(plan) == {"x3": "urgent", "x2": "g0", "x1": "g1", "x0": "g2"}
+
+
+def an_urgent_gang(size: int, device: str = "gpu:4", **fields) -> tuple[PendingRequest, ...]:
+    return tuple(urgent(f"g{n}", device, gang="g", gang_size=size, **fields) for n in range(size))
+
+
+def test_a_gang_takes_back_what_all_its_members_need_and_later_requests_get_the_rest():
+    workers = (four("a"), four("b"), four("c"))
+    running = (
+        held("a", 0, 1, worker_id="a"),
+        held("b", 0, 1, 2, 3, worker_id="b", ago_s=600),
+        held("c", 0, 1, worker_id="c"),
+    )
+    pending = (*an_urgent_gang(2), urgent("single", at_s=5))
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=pending), EPOCH)
+    assert victims(plan) == {"b": "g0", "a": "g1"}
+    assert codes(plan) == {"g0": ReasonCode.PREEMPTING, "g1": ReasonCode.PREEMPTING, "single": "place"}
+    assert plan.decisions[0].reason.asked == "all 2 of gang g, 4 × gpu each"
+
+
+def test_a_gang_takes_nothing_back_unless_all_its_members_get_a_place():
+    workers = (four("a"), four("b"))
+    running = (held("a", 0, worker_id="a"), held("b", 0, worker_id="b", priority="urgent"))
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=an_urgent_gang(2)), EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, dict.fromkeys(("g0", "g1"), ReasonCode.BUSY))
+
+
+def test_a_gang_waits_until_all_that_it_could_take_back_has_had_its_minimum_time():
+    workers = (four("a"), four("b"))
+    running = (held("a", 0, worker_id="a"), held("b", 0, worker_id="b", ago_s=MIN_RUN_S - 20))
+    seen = snapshot(*running, workers=workers, pending=an_urgent_gang(2))
+    plan = PriorityPolicy().decide(seen, EPOCH)
+    assert (victims(plan), plan.until) == ({}, EPOCH + timedelta(seconds=20))
+    assert victims(PriorityPolicy().decide(seen, plan.until)) == {"b": "g0", "a": "g1"}
+
+
+def test_a_gang_that_has_to_be_close_together_waits_for_work_to_end():
+    workers = (four("a"), four("b"))
+    running = (held("a", 0, worker_id="a"), held("b", 0, worker_id="b"))
+    gang = an_urgent_gang(2, {"device": "gpu", "count": 4, "topology": "rack"})
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=gang), EPOCH)
+    assert victims(plan) == {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_gang_is_placed_once_what_was_taken_back_for_it_has_ended(seed: int):
+    rng = random.Random(seed)
+    workers = tuple(four(f"w{n}") for n in range(5))
+    running = []
+    for worker in workers:
+        gpus = list(range(4))
+        while gpus and rng.random() < 0.85:
+            count = rng.randint(1, len(gpus))
+            class_and_age = {"priority": rng.choice(["low", "medium", "urgent"]), "ago_s": rng.randint(600, 9000)}
+            running.append(held(f"{worker.id}-{gpus[0]}", *gpus[:count], worker_id=worker.id, **class_and_age))
+            gpus = gpus[count:]
+    device = ["gpu:4", "gpu:2"] if rng.random() < 0.3 else f"gpu:{rng.randint(1, 4)}"
+    pending = (*an_urgent_gang(rng.randint(2, 4), device), urgent("later", "gpu:2", at_s=5))
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=pending), EPOCH)
+    ended = victims(plan)
+    left = [(lease, holder) for lease, holder in running if holder.id not in ended]
+    decided = codes(PriorityPolicy().decide(snapshot(*left, workers=workers, pending=pending), EPOCH))
+    members = [request for request, code in codes(plan).items() if code is ReasonCode.PREEMPTING and request != "later"]
+    assert {decided[member] for member in members} <= {"place"}
 
 
 def test_a_gang_is_preempted_as_a_whole_at_the_loss_of_all_its_devices():
