@@ -7,6 +7,7 @@ from pathlib import Path
 from hetero_airflow.discovery import PROBES
 from hetero_airflow.engines import ENGINES
 from hetero_airflow.policies import POLICIES
+from tools.run_table import BLOCK, table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -56,3 +57,7 @@ def test_every_module_that_its_text_names_is_there():
     for path in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", PAGE):
         if not path.startswith("tests/"):
             assert place(path).is_file(), path
+
+
+def test_the_table_of_runs_is_that_of_the_code():
+    assert BLOCK.search(PAGE)[0] == table(), "python tools/run_table.py writes it"

@@ -1,7 +1,7 @@
 """Code in Airflow's scheduler: the executor, and what it uses to place device tasks and to look after them.
 
-`executor` is what Airflow calls. `dispatcher` does the work: `reconcile` compares the waiting tasks with the store,
-`action_runner` and `task_starter` act on it, and `leases` watches the running tasks.
+`executor` is what Airflow calls, and `dispatcher` has the steps of a heartbeat. `observer` finds out what has happened
+to the runs, the table in `runs` says what follows, and `command_runner` does it. `build` wires all parts.
 """
 
 from __future__ import annotations

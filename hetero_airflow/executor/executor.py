@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from threading import Lock
@@ -14,6 +15,7 @@ from airflow.executors.base_executor import BaseExecutor, get_execution_api_serv
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.log import Log
 from airflow.utils.state import TaskInstanceState
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from hetero_airflow.clock import Clock, SystemClock
@@ -22,25 +24,32 @@ from hetero_airflow.contract.executor_names import COORDINATOR_MODULE
 from hetero_airflow.contract.placement_check import is_placement_check
 from hetero_airflow.engines.end_watch import EndWatch
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, StoreUnavailable
+from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_api.workload_token import renew_token
 from hetero_airflow.executor.airflow_db.device_pool import ensure_pool
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.build import Outside, make_dispatcher
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.configuration import EngineTrait, configured_engine, read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.leases.adoption import Adoption
-from hetero_airflow.executor.leases.end_reports import EndReports
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.executor.run import Run
+from hetero_airflow.executor.runs import Runs
 from hetero_airflow.executor.store_key import start_recording
 from hetero_airflow.executor.task_log import SchedulerCallbacks
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.grant_key import grant_signer
 
 _MAX_NOTES = 1000
+
+_MAX_ROUND_S = 5.0
+"""So long the scheduler's transaction waits for the round of another thread."""
 
 
 class HeteroExecutor(BaseExecutor):
@@ -59,8 +68,9 @@ class HeteroExecutor(BaseExecutor):
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
         self._notes: deque[Any] = deque(maxlen=_MAX_NOTES)
-        self._arrived: dict[Any, ExecuteTask] = {}
+        self._runs = Runs()
         self._revoked: list[Any] = []
+        self._silent: list[Any] = []
         """What the scheduler said since the last heartbeat, in the middle of a transaction: it must not wait then."""
         self._ends: deque[tuple[Any, Any, Any]] = deque()
         """The events that the scheduler has not fetched yet: key, state, information."""
@@ -83,31 +93,25 @@ class HeteroExecutor(BaseExecutor):
         store = CachedSnapshotStore(airflow_engine())
         store.snapshot()  # fails early, with a clear error
         signer = grant_signer(airflow_engine())
-        self._use(
-            store,
-            Dispatcher(
-                configuration,
-                store,
-                load_policy(configuration.policy),
-                self._engine,
-                tasks=TaskInstances(),
-                edges=DagEdges(),
-                api=ExecutionApiWatch.of_server(
-                    get_execution_api_server_url(self.conf),
-                    self._clock,
-                    is_local=self._engine.traits.is_local,
-                    last_heartbeat=store.server_heartbeat,
-                ),
-                callbacks=SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator)),
-                clock=self._clock,
-                queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
-                signer=signer,
-            ),
+        api = ExecutionApiWatch.of_server(
+            get_execution_api_server_url(self.conf),
+            self._clock,
+            is_local=self._engine.traits.is_local,
+            last_heartbeat=store.server_heartbeat,
         )
+        callbacks = SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator))
+        outside = Outside(store, self._engine, TaskInstances(), DagEdges(), api, callbacks, self._clock, signer)
+        queued_timeout_s = conf.getfloat("scheduler", "task_queued_timeout")
+        policy = load_policy(configuration.policy)
+        self._use(make_dispatcher(configuration, policy, self._runs, outside, queued_timeout_s))
         workers = self._dispatcher.workers.current
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers, signer))
         self._key_recording = start_recording(signer.public_key)
         self._starts_threads = True
+
+    def _use(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher, self._store = dispatcher, dispatcher.store
+        self._commands, self._runs = dispatcher.commands, dispatcher.runs
 
     def _start_threads(self) -> None:
         """Start the threads, once. The executors beside this one have forked their processes by now.
@@ -122,22 +126,7 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.api.start()
         self._end_watch.start(self._engine.prompt_ends)
 
-    def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
-        self._store, self._dispatcher = store, dispatcher
-        self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
-        self._reports = EndReports(dispatcher.keeper, self._engine)
-        self._unleased = dispatcher.unleased
-        self._adoption = Adoption(
-            store, dispatcher, self._engine, lambda: self.job_id, self._has, self._queue_again, self._round
-        )
-
-    def queue_workload(self, workload: Any, session: Session) -> None:
-        """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
-        is_task = isinstance(workload, ExecuteTask)
-        if is_task and (is_device_task(workload.ti.executor_config) or workload.key in self._revoked):
-            self._arrived[workload.key] = workload  # after the revocations
-        else:
-            self._unleased.accept(workload, session)
+    # -- a heartbeat ---------------------------------------------------------------------------------------------------
 
     def heartbeat(self) -> None:
         """One round of the scheduler's loop: place waiting tasks, start them, and process the tasks that have ended.
@@ -146,13 +135,13 @@ class HeteroExecutor(BaseExecutor):
         """
         self._start_threads()
         with self._round:
-            self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
+            self._emit_metrics(self.slots_available, len(self._runs.leased), len(self._runs.queued))  # type: ignore[no-untyped-call]
             self._store.invalidate()  # read the tables once in this heartbeat
             now = self._clock.now()
-            self._take_messages()
+            self._take_messages(now)
             self._dispatcher.place_tasks(now)  # run a cycle: it gives devices to tasks, and the tasks to the engine
             self._engine.heartbeat()  # the engine starts them
-            is_any_over = self._process_ends(self._engine.collect())
+            is_any_over = self._process_ends(self._engine.collect(), now)
             if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
                 self._dispatcher.place_tasks(now)
                 self._engine.heartbeat()
@@ -161,28 +150,66 @@ class HeteroExecutor(BaseExecutor):
     def _react_to_ends(self, ends: PromptEnds) -> None:
         """Between two heartbeats: give the devices of ended tasks to the next ones. `EndWatch` calls it."""
         with self._round:
-            if self._process_ends(self._engine.collect()):
+            now = self._clock.now()
+            if self._process_ends(self._engine.collect(), now):
                 self._store.invalidate()
-                self._dispatcher.hand_on_devices(self._clock.now())
+                self._dispatcher.hand_on_devices(now)
                 ends.start_handed_over()
 
-    def _take_messages(self) -> None:
+    def _take_messages(self, now: datetime) -> None:
         """Act on what the scheduler said since the last heartbeat."""
         for key in self._revoked:
-            self._dispatcher.drop(key, "Airflow revoked it")
-            if self._engine.withdraw(key):
-                self._keeper.end(key, "Airflow revoked it")
+            self._dispatcher.revoke(key, now)
         self._revoked.clear()
-        for workload in self._arrived.values():
-            self._add_to_queue(workload)
-        self._arrived.clear()
+        silent = [self._runs.leased[key] for key in self._silent if key in self._runs.leased]
+        self._commands.apply([(run, events.HeartbeatLost()) for run in silent], now)
+        self._silent.clear()
+        for run in list(self._runs.arrived.values()):
+            self._read(run, now)
+
+    def _read(self, run: Run, now: datetime) -> None:
+        """Find out what a task that has arrived asks for. One whose request can't be read fails."""
+        workload = run.workload
+        assert workload is not None
+        try:
+            requested = unpack_request(workload.ti.executor_config, workload.ti.map_index)
+        except RequestError as error:
+            self._commands.apply([(run, events.Failed(str(error)))], now)
+            return
+        task = None if requested is None else PendingTask(workload, requested, now)
+        self._commands.apply([(run, events.Read(task, is_check=is_placement_check(workload.ti.executor_config)))], now)
+
+    def _process_ends(self, reports: Mapping[Any, tuple[Any, Any]], now: datetime) -> bool:
+        """Handle the states that the engine reports. Returns whether a lease is over.
+
+        Those of tasks that are not known here go to Airflow.
+        """
+        foreign, is_any_over = self._dispatcher.take_reports(reports, now)
+        self._ends += ((key, *report) for key, report in foreign.items())
+        return is_any_over
+
+    # -- what Airflow's scheduler says and asks ------------------------------------------------------------------------
+
+    def queue_workload(self, workload: Any, session: Session) -> None:
+        """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
+        if not isinstance(workload, ExecuteTask):
+            self._engine.accept(workload, session)
+        elif is_device_task(workload.ti.executor_config) or workload.key in self._revoked:
+            self._runs.arrive(workload.key, str(workload.ti.id), workload)  # after the revocations
+        elif self._dispatcher.api.outage is not None:
+            self._runs.hold(workload)
+        else:
+            self._runs.note_sent(workload, self._clock.now())
+            self._engine.accept(workload, session)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
         """Take over a task's state. The scheduler calls this for a running task whose heartbeats stopped.
 
         Such a task counts as lost: the recovery rules decide whether it runs again with the same try.
         """
-        if state != TaskInstanceState.FAILED or not self._keeper.mark_heartbeat_lost(key):
+        if state == TaskInstanceState.FAILED and key in self._runs.leased:
+            self._silent.append(key)
+        else:
             super().change_state(key, state, info, remove_running)
 
     def get_event_buffer(self, dag_ids: Any = None) -> dict[Any, tuple[Any, Any]]:
@@ -199,17 +226,75 @@ class HeteroExecutor(BaseExecutor):
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the task waits or runs here. If so, an end event of an earlier run is stale."""
-        return self._has(task_instance.key) or self._engine.has_task(task_instance)
+        return task_instance.key in self._runs or self._engine.has_task(task_instance)
 
     def revoke_task(self, *, ti: Any) -> None:
         """Forget a task that Airflow found stuck in the queue."""
-        self._arrived.pop(ti.key, None)
+        self._runs.arrived.pop(ti.key, None)
         self._revoked.append(ti.key)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
-        """Take over device tasks of a scheduler that died. Returns those that can't be taken over."""
+        """Take over tasks of a scheduler that died. Returns those that can't be taken over.
+
+        The scheduler calls this in a transaction, for which the round of another thread may wait. After a late
+        heartbeat it offers tasks of this executor, which need no round.
+
+        :raises OperationalError: the round takes too long. Airflow ends the transaction, and tries again
+        """
         self._start_threads()  # a cluster is asked for the pods
-        return self._adoption.adopt(tis)
+        if all(map(self._is_own, tis)):
+            return []
+        if not self._round.acquire(timeout=_MAX_ROUND_S):
+            raise OperationalError("adoption of tasks", None, TimeoutError("a round takes too long"))
+        try:
+            return self._adopt([ti for ti in tis if not self._is_own(ti)])
+        finally:
+            self._round.release()
+
+    def _is_own(self, ti: Any) -> bool:
+        """Whether this executor has the task. The engine knows about tasks that run without a lease."""
+        if not is_device_task(ti.executor_config) or is_placement_check(ti.executor_config):
+            return ti.key in self._runs or self._engine.is_busy_with(ti)
+        is_kept = ti.key in self._runs.leased and ti.key not in self._runs.queued
+        is_later_run = is_kept and ti.state == TaskInstanceState.QUEUED and ti.queued_by_job_id != self.job_id
+        return ti.key in self._runs and not is_later_run
+
+    def _adopt(self, tis: Sequence[Any]) -> list[Any]:
+        self._store.invalidate()
+        try:
+            leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
+        except StoreUnavailable as error:
+            # Airflow tries again after the driver's errors, not after ours
+            raise error.__cause__ or error from None
+        running, to_engine = [], []
+        for ti in tis:
+            lease = leases.get(str(ti.id))
+            if not self._adopt_one(ti, lease):
+                to_engine.append(ti)
+            elif lease is not None and ti.key in self._runs.leased:
+                running.append(ti)
+        self._engine.try_adopt(running)  # if the engine can't follow them, `Watched` finds out when they end
+        return list(self._engine.try_adopt(to_engine))
+
+    def _adopt_one(self, ti: Any, lease: Lease | None) -> bool:
+        """Take over one task: it is queued again, followed, or left to the engine. Returns whether it was taken over.
+
+        :param lease: its live lease
+        """
+        requests_device, now = is_device_task(ti.executor_config), self._clock.now()
+        if ti.state == TaskInstanceState.QUEUED and requests_device:
+            workload = ExecuteTask.make(ti, generator=self.jwt_generator)
+            self._read(self._runs.arrive(ti.key, str(ti.id), workload), now)  # it waits until its lease is over
+            return True
+        if lease is not None and not self._engine.traits.is_local and not self._commands.reaches(lease.worker_id):
+            return False  # another executor ran it
+        last = lease
+        if last is None and requests_device:
+            last = self._dispatcher.observer.last_lease(ti.key, str(ti.id))
+        if last is not None:
+            run = self._runs.arrive(ti.key, str(ti.id), None)
+            self._commands.apply([(run, events.Adopted(last, is_live=lease is not None))], now)
+        return last is not None
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
@@ -218,7 +303,7 @@ class HeteroExecutor(BaseExecutor):
     @property
     def slots_occupied(self) -> int:
         """Workloads that run or wait for a free process. A waiting device task takes no slot."""
-        return int(self._engine.occupied_slots) + len(self._unleased.waiting) + len(self._keeper.running)
+        return int(self._engine.occupied_slots) + len(self._runs.held) + len(self._runs.leased)
 
     @property
     def slots_available(self) -> int:
@@ -227,16 +312,16 @@ class HeteroExecutor(BaseExecutor):
 
     def debug_dump(self) -> None:
         """Log which tasks wait and which run. A signal handler calls it: it waits for no round."""
-        self.log.info("Waiting: %s", [str(key) for key in list(self._queue.tasks)])
-        self.log.info("Running: %s", {str(key): task.lease.id for key, task in list(self._keeper.running.items())})
+        self.log.info("Waiting: %s", [str(key) for key in list(self._runs.queued)])
+        self.log.info("Running: %s", {str(key): run.held_lease.id for key, run in list(self._runs.leased.items())})
 
     def end(self) -> None:
         """Wait for the running tasks, then free their devices."""
         self._end_watch.stop()
-        self._process_ends(self._engine.end())
-        self._dispatcher.lease_events.free_ended(self._clock.now())
+        self._process_ends(self._engine.end(), self._clock.now())
+        self._dispatcher.free_ended(self._clock.now())
         self._dispatcher.close()
-        self._dispatcher.lease_events.free_ended(self._clock.now())  # those whose end was not explained yet
+        self._dispatcher.free_ended(self._clock.now())  # those whose end was not explained yet
 
     def terminate(self) -> None:
         """Stop without waiting."""
@@ -244,55 +329,10 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.close()
         self._engine.terminate()
 
-    def _has(self, key: Any) -> bool:
-        waiting = self._arrived, self._queue.tasks, self._checks.tasks, self._unleased.waiting
-        return key in self._keeper.running or any(key in tasks for tasks in waiting)
-
-    def _queue_again(self, ti: Any) -> None:
-        self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
-
-    def _add_to_queue(self, workload: ExecuteTask) -> None:
-        """Keep a task that has arrived. One whose request can't be read fails."""
-        config = workload.ti.executor_config
-        try:
-            requested = unpack_request(config, workload.ti.map_index)
-        except RequestError as error:
-            self._report(workload.key, "failed", str(error))
-            return
-        if requested is None:  # Airflow revoked it and queued it again
-            self._unleased.waiting[workload.key] = workload
-            return
-        (self._checks if is_placement_check(config) else self._queue).add(workload, requested, self._clock.now())
-
-    def _process_ends(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
-        """Pass on the states that the engine reports. Returns whether a lease is over.
-
-        The end of a task that waits here again, or is about to, is not passed on: Airflow would take it for the end of
-        the coming run.
-        """
-        is_any_over = False
-        for key, (state, info) in (self._reports.denied() | dict(events)).items():
-            is_end = state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
-            if key not in self._keeper.running:
-                if not (is_end and (self._reports.is_late(key) or self._unleased.keep_again(key, state))):
-                    self._ends.append((key, state, info))
-            elif self._dispatcher.lease_events.keep_again(self._reports.failed_start(key, state), self._clock.now()):
-                is_any_over = True
-            elif is_end and self._reports.is_over(key, (state, info)):
-                is_queued = key in self._arrived or key in self._queue.tasks
-                runs_again = is_queued or self._reports.is_to_run_again(key)
-                self._reports.end(key)
-                is_any_over = True
-                if not runs_again:
-                    self._ends.append((key, state, info))
-            elif state == TaskInstanceState.QUEUED:  # with its id in the engine, by which another scheduler adopts it
-                self._ends.append((key, state, info))
-        return is_any_over
-
-    def _report(self, key: Any, state: str, reason: str | None) -> None:
-        if reason:
-            self._note(key, reason)
-        self._ends.append((key, TaskInstanceState(state), reason))
+    def _report(self, key: Any, state: Any, info: Any, is_noted: bool) -> None:
+        if is_noted and info:
+            self._note(key, info)
+        self._ends.append((key, TaskInstanceState(state) if state else state, info))
 
     def _note(self, key: Any, text: str) -> None:
         record = Log(event="hetero_airflow", extra=text, task_instance=key)

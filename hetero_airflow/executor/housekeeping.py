@@ -15,7 +15,6 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
 from hetero_airflow.executor.device_health.spot_host import SpotHost
-from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
 from hetero_airflow.executor.retention import WorkerRetention
 from hetero_airflow.model.device import Telemetry
@@ -46,7 +45,6 @@ class Housekeeping:
         tasks: TaskInstances,
         context: PolicyContext,
         speeds: ReportedSpeeds,
-        preemptions: PreemptionNotices,
         configuration: Configuration,
         api: ExecutionApiWatch,
         *,
@@ -61,7 +59,6 @@ class Housekeeping:
         self._tasks = tasks
         self._context = context
         self._speeds = speeds
-        self._preemptions = preemptions
         self._api = api
         self._scheduler = f"{configuration.worker_id}:{os.getpid()}"
         self._history = timedelta(days=configuration.history_days)
@@ -95,7 +92,7 @@ class Housekeeping:
             self._store.record(self._signs_of_life(decided_at), now)
         self._store.record(self._liveness.find_lost(now), now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
-            self._store.record(self._preemptions.saved(), now)
+            self._store.record(self._speeds.saved(), now)
         has_speeds = self._periods.is_due("speeds", now) and self._speeds.keep(now)
         if self._periods.is_due("learn", now) or has_speeds:
             self._context.refresh()

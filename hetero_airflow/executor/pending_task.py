@@ -1,28 +1,23 @@
-"""The device tasks that are QUEUED for Airflow and wait here for their devices."""
+"""What a task asks for that is QUEUED for Airflow and waits here."""
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
-from hetero_airflow.executor.context.attained_service import AttainedService, ServiceRecord
-from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
+from hetero_airflow.executor.context.attained_service import ServiceRecord
+from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.scheduling.pending_events import RequestEvent
-from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
-
-log = logging.getLogger(__name__)
 
 SETTLING_TIME = timedelta(seconds=1)
 """How long after a task was queued Airflow's database is asked whether it is still QUEUED; Airflow checks this itself
@@ -65,6 +60,8 @@ class PendingTask:
     logged_code: ReasonCode | None = None
     """The kind of reason in it."""
     logged_at: datetime | None = None
+    unlogged_wait: Wait | None = None
+    """The last decision on it, if its log may not say yet why it waits."""
     gang: str = ""
     """The placement of its gang for which it waits; empty if it is in no gang."""
     gang_size: int = 1
@@ -85,6 +82,21 @@ class PendingTask:
         full_size, self.min_gang_size, self.full_size_wait_s = unpack_gang(ti.executor_config)
         is_member = full_size > 1 and ti.map_index is not None
         self.member = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, full_size) if is_member else None
+
+    def again(self, lease: TaskLease | None, not_before: datetime | None) -> PendingTask:
+        """The task after a start that failed; see `runs.Again`."""
+        return PendingTask(
+            self.workload,
+            self.requested,
+            self.since,
+            not_started=self.not_started if lease is None else (*self.not_started, lease),
+            failed_starts=0 if not_before is None else self.failed_starts + 1,
+            not_before=not_before,
+        )
+
+    def is_delayed(self, now: datetime) -> bool:
+        """Whether it is not to be placed now: its gang runs without it, or its last start has just failed."""
+        return self.is_excluded or (self.not_before is not None and now < self.not_before)
 
     def waited_s(self, now: datetime) -> float:
         """Seconds since the task was queued."""
@@ -137,78 +149,15 @@ class PendingTask:
         return True
 
 
-class TaskQueue:
-    """The tasks that wait here, and the events about their requests that the store does not have yet."""
-
-    def __init__(self, callbacks: SchedulerCallbacks) -> None:
-        self.tasks: dict[Any, PendingTask] = {}
-        self.events: list[RequestEvent] = []
-        """What the store gets with the next plan."""
-        self.waits: dict[Any, Wait] = {}
-        """Key → the last decision on a task whose log may not say yet why it waits."""
-        self.attained_service = AttainedService()
-        self._report = callbacks.report
-
-    def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
-        """Keep a task until it has its devices. Uses no database: the scheduler is inside a transaction."""
-        self.tasks[workload.key] = PendingTask(workload, requested, since)
-
-    def return_task(self, task: PendingTask, lease: TaskLease | None, *, not_before: datetime | None = None) -> None:
-        """Keep a task again that did not start where it was placed. If Airflow has queued it again, it had started.
-
-        :param lease: the one under which it did not start; None if its worker has no part in that
-        :param not_before: its start failed, and is tried again then; None if it was no fault of what starts it
-        """
-        if task.workload.key not in self.tasks:
-            self.tasks[task.workload.key] = PendingTask(
-                task.workload,
-                task.requested,
-                task.since,
-                not_started=task.not_started if lease is None else (*task.not_started, lease),
-                failed_starts=0 if not_before is None else task.failed_starts + 1,
-                not_before=not_before,
-            )
-
-    def log_waits(self, snapshot: Snapshot, now: datetime) -> None:
-        """Let the tasks' logs say why they wait. Thousands may be new at once: the next call goes on with the rest."""
-        for key in [key for key in self.waits if key not in self.tasks]:
-            del self.waits[key]
-        due = [key for key, decision in self.waits.items() if self.tasks[key].may_log_wait(decision, now)]
-        if not due:
-            return
-        names, lines, until = TaskNames.of(snapshot), 0, time.monotonic() + _LOG_S
-        for key in due:
-            lines += self.tasks[key].log_wait(self.waits.pop(key), names, now)
-            if lines >= _LOG_LINES or time.monotonic() >= until:
-                break
-
-    def submit(self, task: PendingTask) -> None:
-        """Put the request of a task into the store's queue."""
-        before = self.attained_service.before(task.request_id, task.since)
-        self.events.append(RequestSubmitted(task.as_pending(before)))
-
-    def withdraw(self, task: PendingTask, cause: str) -> None:
-        """Take the request of a task out of the store's queue."""
-        self.events.append(RequestWithdrawn(task.request_id, cause))
-
-    def forget_events(self, task: PendingTask) -> None:
-        """Drop the events of a task's request."""
-        self.events[:] = [event for event in self.events if event.request_id != task.request_id]
-
-    def take(self, key: Any) -> None:
-        """Remove a task that got its devices."""
-        task = self.tasks.pop(key)
-        self.attained_service.begin(task.request_id, task.since)
-
-    def drop(self, key: Any, cause: str) -> None:
-        """Forget a task that Airflow does not want any more. Uses no database either."""
-        task = self.tasks.pop(key, None)
-        if task is not None and task.request is not None:
-            self.withdraw(task, cause)
-
-    def fail(self, key: Any, text: str, now: datetime) -> None:
-        """Let a task fail, with the reason in its log."""
-        log.error("%s: %s", key, text)
-        write_task_log(self.tasks[key].workload.log_path, text, now, "error")
-        self.drop(key, text)
-        self._report(key, "failed", text)
+def log_waits(tasks: Iterable[PendingTask], snapshot: Snapshot, now: datetime) -> None:
+    """Let the tasks' logs say why they wait. Thousands may be new at once: the next call goes on with the rest."""
+    unlogged = ((task, task.unlogged_wait) for task in tasks if task.unlogged_wait is not None)
+    due = [(task, wait) for task, wait in unlogged if task.may_log_wait(wait, now)]
+    if not due:
+        return
+    names, lines, until = TaskNames.of(snapshot), 0, time.monotonic() + _LOG_S
+    for task, wait in due:
+        task.unlogged_wait = None
+        lines += task.log_wait(wait, names, now)
+        if lines >= _LOG_LINES or time.monotonic() >= until:
+            break

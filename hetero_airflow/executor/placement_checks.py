@@ -10,22 +10,17 @@ executor's memory knows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
-from airflow.executors.workloads import ExecuteTask
-
-from hetero_airflow.contract.envelope import RequestOrTemplate
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor import events
 from hetero_airflow.executor.context.attained_service import ServiceRecord
 from hetero_airflow.executor.context.policy_context import PolicyContext
-from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.executor.reconcile import is_settled
 from hetero_airflow.executor.request_resolver import RequestResolver
+from hetero_airflow.executor.run import Run
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -41,63 +36,54 @@ class PlacementChecks:
     """The checks that wait. They are not in the store, so no other request competes with them."""
 
     def __init__(
-        self,
-        policy: Policy,
-        tasks: TaskInstances,
-        reaches: Callable[[str], bool],
-        context: PolicyContext,
-        resolver: RequestResolver,
-        hand_over: Callable[[ExecuteTask], None],
+        self, policy: Policy, reaches: Callable[[str], bool], context: PolicyContext, resolver: RequestResolver
     ) -> None:
-        self.tasks: dict[Any, PendingTask] = {}
-        self._task_instances = tasks
         self._checker = PlacementChecker(policy, reaches)
         self._context = context
         self._resolver = resolver
-        self._hand_over_task = hand_over
 
-    def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
-        """Keep a check until it has its answer. Uses no database: the scheduler is inside a transaction."""
-        self.tasks[workload.key] = PendingTask(workload, requested, since)
-
-    def answer(self, take_snapshot: Callable[[], Snapshot], now: datetime) -> None:
-        """Hand over the checks that have an answer, and forget those that Airflow does not want any more."""
-        if not self.tasks:
-            return
-        settled = [task.request_id for task in self.tasks.values() if is_settled(task, now)]
-        unwanted = set(settled) - self._task_instances.queued(settled)
-        self.tasks = {key: task for key, task in self.tasks.items() if task.request_id not in unwanted}
-        undecided: dict[str, Any] = {}
-        for key, task in list(self.tasks.items()):
+    def answered(
+        self, runs: Collection[Run], take_snapshot: Callable[[], Snapshot], now: datetime
+    ) -> Iterator[tuple[Run, events.Event]]:
+        """The checks that have an answer, which their workloads carry then."""
+        undecided: dict[str, Run] = {}
+        for run in runs:
+            task = run.waiting_task
             try:
                 request = task.request = task.request or self._resolver.resolve(task, now)
             except RequestError as error:
                 problem = f"The device request can't be read: {error}"
-                self._hand_over(key, PlacementAnswer(problem=problem, is_final=True))
+                yield _answered(run, PlacementAnswer(problem=problem, is_final=True))
                 continue
             if request is None:
                 continue
             if request.wait_timeout_s is not None and task.waited_s(now) > request.wait_timeout_s:
                 problem = f"asked to wait at most {request.wait_timeout_s:g} s for {request}"
-                self._hand_over(key, PlacementAnswer(problem=problem))
+                yield _answered(run, PlacementAnswer(problem=problem))
                 continue
-            undecided[task.request_id] = key
-        self._decide(undecided, replace(take_snapshot(), estimates=self._context.estimates), now)
+            undecided[run.request_id] = run
+        if undecided:
+            yield from self._decided(undecided, replace(take_snapshot(), estimates=self._context.estimates), now)
 
-    def _decide(self, keys: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
-        """Act on the newest decision on each check; `keys`: request id → key."""
-        checks = [self.tasks[key].as_pending(ServiceRecord(self.tasks[key].since)) for key in keys.values()]
+    def _decided(
+        self, runs: Mapping[str, Run], snapshot: Snapshot, now: datetime
+    ) -> Iterator[tuple[Run, events.Event]]:
+        """What follows from the newest decision on each check; `runs`: request id → run."""
+        tasks = [run.waiting_task for run in runs.values()]
         names = TaskNames.of(snapshot)
+        checks = [task.as_pending(ServiceRecord(task.since)) for task in tasks]
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
+            task = runs[id_].waiting_task
             if isinstance(decision, Place | Refuse):
-                self._hand_over(keys[id_], answer_of(decision))
-            elif isinstance(decision, Wait) and self.tasks[keys[id_]].may_log_wait(decision, now):
-                self.tasks[keys[id_]].log_wait(decision, names, now)
+                yield _answered(runs[id_], answer_of(decision))
+            elif isinstance(decision, Wait) and task.may_log_wait(decision, now):
+                task.log_wait(decision, names, now)
 
-    def _hand_over(self, key: Any, answer: PlacementAnswer) -> None:
-        workload = self.tasks.pop(key).workload
-        workload.ti.context_carrier = add_answer(workload.ti.context_carrier, answer)
-        self._hand_over_task(workload)
+
+def _answered(run: Run, answer: PlacementAnswer) -> tuple[Run, events.Event]:
+    ti = run.waiting_task.workload.ti
+    ti.context_carrier = add_answer(ti.context_carrier, answer)
+    return run, events.Answered()
 
 
 def answer_of(decision: Place | Refuse) -> PlacementAnswer:

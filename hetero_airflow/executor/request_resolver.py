@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
+from hetero_airflow.executor.run import Run
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.executor.templates.renderer import TemplateRenderer, pack_context
+from hetero_airflow.model.hold import with_holds
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
 
 _READ_S = 0.2
 """The contexts of templates are read for this long in one round; the other tasks wait for the next one."""
@@ -20,10 +26,15 @@ _WAIT_TEXT = "Waiting until the templates in its device request are rendered"
 
 
 class RequestResolver:
-    """Finds the requests of tasks, over as many rounds as it takes. Reads Airflow's database, and never waits."""
+    """Finds the requests of tasks, over as many rounds as it takes. Reads Airflow's database, and never waits.
 
-    def __init__(self, tasks: TaskInstances) -> None:
+    :param reaches: whether the engine can run anything on a worker
+    """
+
+    def __init__(self, tasks: TaskInstances, recovery: TaskRecovery, reaches: Callable[[str], bool]) -> None:
         self._tasks = tasks
+        self._recovery = recovery
+        self._reaches = reaches
         self._renderer = TemplateRenderer()
         self._contexts: dict[tuple[str, str], str] = {}
         """(DAG, run) → its packed context, in this round."""
@@ -61,9 +72,57 @@ class RequestResolver:
             write_task_log(task.workload.log_path, f"{_WAIT_TEXT}.", now)
         return request
 
+    def resolved(self, runs: Collection[Run], snapshot: Snapshot, now: datetime) -> list[tuple[Run, events.Event]]:
+        """The requests of new tasks that are known now. A task that ran before gets what it needs after that."""
+        found: list[tuple[Run, events.Event]] = []
+        requests: dict[str, tuple[Run, DeviceRequest]] = {}
+        for run in runs:
+            task = run.waiting_task
+            try:
+                request = task.request or self.resolve(task, now)
+            except RequestError as error:
+                found.append((run, events.Failed(f"The device request can't be read: {error}")))
+                continue
+            if request is not None and task.request is not None:
+                found.append((run, events.Resolved(request)))
+            elif request is not None:
+                requests[run.request_id] = run, request
+        try_numbers = {id_: (run.key, run.waiting_task.workload.ti.try_number) for id_, (run, _) in requests.items()}
+        previous_runs = self._recovery.previous_runs(try_numbers)
+        for id_, (run, request) in requests.items():
+            task, previous = run.waiting_task, previous_runs.get(id_, PreviousRuns())
+            if previous is None:  # not known yet
+                task.requested = request
+                continue
+            is_new = not previous.failures and not task.not_started
+            adjusted = request if is_new else self._adjusted(request, task, previous, snapshot, now)
+            found.append((run, events.Resolved(adjusted, has_run_before=id_ in previous_runs)))
+        return found
+
+    def reordered(self, runs: Collection[Run], now: datetime) -> Iterator[tuple[Run, events.Event]]:
+        """The tasks that have waited so long that they try their next alternative first."""
+        for run in runs:
+            task = run.waiting_task
+            if task.request is None or task.is_excluded:
+                continue
+            request, texts = self._recovery.rotated(task.original_request or task.request, task.waited_s(now))
+            if request != task.request:
+                yield run, events.Reordered(request, tuple(texts))
+
     def close(self) -> None:
         """End the process that renders."""
         self._renderer.close()
+
+    def _adjusted(
+        self, request: DeviceRequest, task: PendingTask, previous: PreviousRuns, snapshot: Snapshot, now: datetime
+    ) -> DeviceRequest:
+        """The request of a task that failed before, or did not start: with what it needs after that."""
+        reachable = (worker for worker in snapshot.workers if self._reaches(worker.id))
+        workers = [with_holds(worker, snapshot.holds_of(worker.id)) for worker in reachable]
+        request, texts = self._recovery.adjust(request, previous, task.not_started, workers, now)
+        for text in texts:
+            write_task_log(task.workload.log_path, text, now, "warning")
+        return request
 
     def _context(self, task: PendingTask) -> str | None:
         """What the task's templates may use; None if this round has no time left to read it."""

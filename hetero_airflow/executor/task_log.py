@@ -22,8 +22,8 @@ Note = Callable[[Any, str], None]
 class SchedulerCallbacks:
     """What only the executor can do in Airflow's scheduler."""
 
-    report: Callable[[Any, str, str | None], None]
-    """(key, "success" or "failed", reason): tells the scheduler that a task has ended."""
+    report: Callable[[Any, Any, Any, bool], None]
+    """(key, state, information, whether it also comes into Airflow's audit log): tells the scheduler of a task."""
     note: Note
     renew_token: Callable[[ExecuteTask, float | None], None]
     """(workload, seconds): gives the workload a token that is valid for at most that time; None: Airflow's time."""

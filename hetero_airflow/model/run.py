@@ -31,7 +31,7 @@ class RunEnd(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class EndedRun:
     """A lease that ended after its task ran under it."""
 
     sequence: int

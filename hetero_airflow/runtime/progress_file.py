@@ -23,7 +23,7 @@ INTERVAL_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Phase(StrEnum):
+class ProgressPhase(StrEnum):
     """What the task does now."""
 
     STARTING = "starting"
@@ -49,7 +49,7 @@ class Progress(BaseModel):
     """The step of the newest published checkpoint; None without one."""
     saved_at: AwareDatetime | None = None
     """When it was published; None also if the next run may not find it, see `CheckpointPlace.is_host_bound`."""
-    phase: Phase = Phase.STARTING
+    phase: ProgressPhase = ProgressPhase.STARTING
     total: int | None = None
     """How many steps there are in all; None if the task does not say."""
     can_save: bool = True
@@ -74,13 +74,13 @@ class ProgressFile:
         self._step: int | None = None
         self._total: int | None = None
         self._saved: tuple[int, datetime | None] | None = None
-        self._phase = Phase.STARTING
+        self._phase = ProgressPhase.STARTING
 
     def done(self, step: int, total: int | None = None) -> None:
         """Record a finished step, and how many there are in all."""
         self._step, self._total = step, total
-        if self._phase is Phase.STARTING:
-            self.enter(Phase.STEPPING)
+        if self._phase is ProgressPhase.STARTING:
+            self.enter(ProgressPhase.STEPPING)
         elif time.monotonic() >= self._due:
             self._write()
 
@@ -89,7 +89,7 @@ class ProgressFile:
         self._saved = (step, at)
         self._write()
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: ProgressPhase) -> None:
         """Begin another phase."""
         self._phase = phase
         self._write()

@@ -20,7 +20,7 @@ from hetero_airflow.errors import (
 )
 from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.gang.ranks import rank
-from hetero_airflow.runtime.progress_file import Phase
+from hetero_airflow.runtime.progress_file import ProgressPhase
 from hetero_airflow.runtime.progress_log import ProgressLog
 from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
 from hetero_airflow.runtime.state.restoring import restore
@@ -141,12 +141,12 @@ class StepLoop:
         """Return when all saves are published, after the last step."""
         self._session.is_due = None
         self._session.wait()
-        self._session.progress.enter(Phase.DONE)
+        self._session.progress.enter(ProgressPhase.DONE)
         self._log.end(self._session.published)
 
     def _resume(self) -> int:
         session = self._session
-        session.progress.enter(Phase.STARTING)
+        session.progress.enter(ProgressPhase.STARTING)
         session.begin()
         session.collectives.wait()  # no rank reads before earlier runs are fenced out
         last = session.latest() if self._state is not None or rank() == 0 else None
@@ -207,7 +207,7 @@ class StepLoop:
     def _stop(self, *, is_last: bool = False) -> None:
         """Save and stop. After the last step it only saves, since nothing is left to stop."""
         session = self._session
-        session.progress.enter(Phase.STOPPING)
+        session.progress.enter(ProgressPhase.STOPPING)
         try:
             if self._state is None:
                 session.wait()

@@ -7,7 +7,7 @@ from bisect import insort
 from dataclasses import replace
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
-from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
+from hetero_airflow.model.run import EndedRun, MeasuredSpeed, RunEnd
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.scheduling.learning.learner import Learner, PastRequests, PastUse
 from hetero_airflow.simulator.job_run import JobRun
@@ -100,13 +100,13 @@ class KnowledgeSource:
         speed = MeasuredSpeed(task, run.device_class, math.log(run.speed), _EXACT, steps, MEASURED_AFTER_S)
         self._learner.learn_speeds([speed])
 
-    def _finished_run(self, run: JobRun) -> Run:
+    def _finished_run(self, run: JobRun) -> EndedRun:
         """The run as the store's history has it."""
         last = run.intervals[-1]
         held_s = last.end_s - last.start_s
         earlier = dict(run.attained_service_s)
         earlier[last.device_class] -= held_s
-        return Run(
+        return EndedRun(
             0,
             run.job.id,
             self._name(run.job),

@@ -13,7 +13,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
-from hetero_airflow.model.run import Run
+from hetero_airflow.model.run import EndedRun
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
@@ -72,7 +72,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         self._token = 0
         self._requests: dict[str, _RequestRecord] = {}
         self._leases: dict[str, Lease] = {}
-        self._runs: deque[Run] = deque(maxlen=MAX_RUNS)
+        self._runs: deque[EndedRun] = deque(maxlen=MAX_RUNS)
         self._recorders: dict[type, Callable[[Any, datetime], bool]] = {
             WorkerSeen: self._see,
             WorkerAlive: self._hear,
@@ -173,7 +173,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
         return RequestHistory(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
 
-    def runs(self, since: int = 0) -> tuple[Run, ...]:
+    def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends."""
         newer = takewhile(lambda run: run.sequence > since, reversed(self._runs))
         return tuple(newer)[::-1]
@@ -275,7 +275,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         assert leased is not None, "a device stays known while it is leased"
         pending = self._requests[lease.request_id].pending
         alternative, held_s = pending.request.alternatives[0], (now - lease.granted_at).total_seconds()
-        run = Run(
+        run = EndedRun(
             self._sequence + 1,
             pending.id,
             pending.task,

@@ -15,7 +15,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.start_claim import StartClaimed
@@ -280,7 +280,7 @@ class History(Protocol):
         """(worker id, device id) → record of its errors; without devices that have none."""
         ...
 
-    def runs(self, since: int = 0) -> tuple[Run, ...]:
+    def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends.
 
         Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from hetero_airflow.contract.state_keys import ReportedSpeed
 from hetero_airflow.model.run import MAX_STEPS
-from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 
 ENOUGH_S = 60.0
 """A speed is known after steps for this long."""
@@ -43,7 +43,7 @@ class SpeedMeter:
     >>> from hetero_airflow.testing import EPOCH
     >>> meter = SpeedMeter()
     >>> for second in range(0, 70, 2):
-    ...     meter.see(Progress(step=3 * second, at=EPOCH + timedelta(seconds=second), phase=Phase.STEPPING))
+    ...     meter.see(Progress(step=3 * second, at=EPOCH + timedelta(seconds=second), phase=ProgressPhase.STEPPING))
     >>> speed = meter.speed()
     >>> round(speed.steps_per_s, 3), speed.steps, speed.seconds
     (3.0, 198, 66.0)
@@ -58,7 +58,7 @@ class SpeedMeter:
 
     def see(self, progress: Progress | None) -> None:
         """Take in what the task wrote last; the same may come twice."""
-        if progress is None or progress.phase is not Phase.STEPPING or progress.step is None:
+        if progress is None or progress.phase is not ProgressPhase.STEPPING or progress.step is None:
             self._begin = None
             return
         if self._begin is not None:

@@ -17,7 +17,7 @@ from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
+from hetero_airflow.model.run import EndedRun, MeasuredSpeed, RunEnd
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -128,7 +128,7 @@ def a_signer() -> GrantSigner:
     return GrantSigner(Ed25519PrivateKey.generate())
 
 
-def a_run(**fields: Any) -> Run:
+def a_run(**fields: Any) -> EndedRun:
     """A run of a minute on one A100 that finished at `EPOCH`; `fields` override."""
     values: dict[str, Any] = {
         "sequence": 1,
@@ -141,7 +141,7 @@ def a_run(**fields: Any) -> Run:
         "end": RunEnd.FINISHED,
         "ended_at": EPOCH,
     }
-    return Run(**values | fields)
+    return EndedRun(**values | fields)
 
 
 def a_speed(steps_per_s: float = 4.0, **fields: Any) -> MeasuredSpeed:

@@ -77,7 +77,7 @@ def test_a_task_that_is_lost_is_found_in_time_and_the_next_one_starts(jump_s: fl
 @pytest.mark.parametrize("jump_s", JUMPS)
 def test_processes_that_outlive_their_task_are_killed_in_time(jump_s: float) -> None:
     bench, lease_id = running()
-    bench.keeper.end("a", "the task ended")
+    bench.end("a")
     bench.beat(1)
     bench.clock.advance(jump_s)
     for _ in range(8):

@@ -7,16 +7,20 @@ from types import SimpleNamespace
 from uuid import UUID, uuid5
 
 import pytest
+from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.contract.rendering import run_context
 from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.build import Outside, make_dispatcher
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context import reported_speeds
-from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.events import Adopted, Dropped, HeartbeatLost, Read
 from hetero_airflow.executor.leases import recovery
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.executor.runs import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
@@ -39,6 +43,9 @@ class StandInEngine:
 
     def hand_over_unplaced(self, workload):
         self.started.append(workload)
+
+    def withdraw(self, key):
+        return False
 
     def reaches(self, worker):
         return worker.id == "worker-a"
@@ -137,25 +144,33 @@ class Bench:
             note=lambda key, text: self.notes.append((key, text)),
             renew_token=lambda workload, valid_s: self.tokens.append(workload.key),
         )
-        self.dispatcher = Dispatcher(
-            configuration, self.store, self.policy, self.engine, tasks=self.tasks, callbacks=callbacks,
-            edges=SimpleNamespace(refresh=lambda dag_ids: self.edges), clock=self.clock, queued_timeout_s=600,
-            signer=a_signer(),
-            api=self.api,
-        )  # fmt: skip
-        self.queue, self.checks, self.keeper = self.dispatcher.queue, self.dispatcher.checks, self.dispatcher.keeper
-        self.dispatcher._inventory = SimpleNamespace(
+        edges = SimpleNamespace(refresh=lambda dag_ids: self.edges)
+        outside = Outside(self.store, self.engine, self.tasks, edges, self.api, callbacks, self.clock, a_signer())
+        self.runs = Runs()
+        self.dispatcher = make_dispatcher(configuration, self.policy, self.runs, outside, 600)
+        self.commands = self.dispatcher.commands
+        self.dispatcher.inventory = SimpleNamespace(
             poll=lambda: None, readings=lambda: (), close=lambda: None, note_recorded=lambda: None
         )
+        self.pass_on = lambda key, state, info, is_noted: None
 
-    def report(self, key, state, reason):
-        self.reports.append((key, state, reason))
+    @property
+    def queued(self):
+        """Key → the task that waits for devices."""
+        return {key: run.task for key, run in self.runs.queued.items()}
+
+    def report(self, key, state, info, is_noted):
+        """What is reported by itself is kept; what the engine reported is passed on."""
+        if type(state) is str:
+            self.reports.append((key, state, info))
+        else:
+            self.pass_on(key, state, info, is_noted)
 
     def beat_until(self, is_done, longest_s=180.0):
         """Heartbeats in real time until then; the seconds of CPU time that each of them took."""
         durations, until = [], time.monotonic() + longest_s
         while not is_done():
-            assert time.monotonic() < until, (self.reports, self.started, list(self.queue.tasks))
+            assert time.monotonic() < until, (self.reports, self.started, list(self.queued))
             begin = time.process_time()
             self.beat(0.02)
             durations.append(time.process_time() - begin)
@@ -172,8 +187,39 @@ class Bench:
         )  # fmt: skip
         workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None)
         self.tasks.rows[str(id_)] = TaskProcess("queued")
-        self.queue.add(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
+        self.add(workload, DeviceRequest.parse(device, **arguments))
         return str(id_)
+
+    def ask(self, name, device="gpu", **arguments):
+        """A QUEUED placement check of that name; its request id."""
+        id_ = self.hold(name, device, **arguments)
+        self.add(self.runs.queued[name].workload, DeviceRequest.parse(device, **arguments), is_check=True)
+        del self.runs.queued[name]
+        return id_
+
+    def add(self, workload, requested, *, is_check=False):
+        """Airflow queues a task."""
+        now = self.clock.now()
+        task = PendingTask(workload, requested, now)
+        run = self.runs.arrive(workload.key, str(workload.ti.id), workload)
+        self.commands.apply([(run, Read(task, is_check))], now)
+
+    def take_over(self, key, lease):
+        """Airflow gives this scheduler a task that runs."""
+        run = self.runs.arrive(key, lease.request_id, None)
+        self.commands.apply([(run, Adopted(lease, is_live=True))], self.clock.now())
+
+    def lose_heartbeat(self, key):
+        """Airflow has had no heartbeat of a task for too long."""
+        self.commands.apply([(self.runs.leased[key], HeartbeatLost())], self.clock.now())
+
+    def drop(self, name, cause):
+        """Airflow does not want a waiting task any more."""
+        self.commands.apply([(self.runs.queued[name], Dropped("", cause))], self.clock.now())
+
+    def end(self, name, state=TaskInstanceState.SUCCESS):
+        """The engine reports the end of a task."""
+        return self.dispatcher.take_reports({name: (state, None)}, self.clock.now())
 
     def start(self, name, device="gpu", **arguments):
         """A task that is placed, and whose process has begun; its request id."""
@@ -185,7 +231,7 @@ class Bench:
     def finish(self, name):
         """No process runs on the host any more, and the engine has reported the end of this task."""
         self.engine.alive.clear()
-        self.keeper.end(name, "the task ended")
+        self.end(name)
 
     def beat(self, seconds=0.0, times=1):
         """So many heartbeats, each after that time."""
@@ -216,7 +262,9 @@ class Bench:
         statuses = statuses or {}
         self.engine.traits = EngineTraits()
         self.engine.cluster = SimpleNamespace(
-            poll=WorkerChanges, status=lambda id_: LeaseStatus(statuses.get(id_), None, losses.get(id_))
+            poll=WorkerChanges,
+            follow=lambda key, lease: None,
+            status=lambda id_: LeaseStatus(statuses.get(id_), None, losses.get(id_)),
         )
         self.engine.alive.clear()
 
@@ -232,7 +280,7 @@ class Bench:
 def bench():
     bench = Bench(worker=a_worker())
     yield bench
-    bench.dispatcher._resolver.close()
+    bench.dispatcher.resolver.close()
 
 
 @pytest.fixture(autouse=True)

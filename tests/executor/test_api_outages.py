@@ -27,13 +27,14 @@ def executor(bench, monkeypatch):
     executor = HeteroExecutor(parallelism=4)
     executor._engine = bench.engine
     executor._clock = bench.clock
-    executor._use(bench.store, bench.dispatcher)
+    executor._use(bench.dispatcher)
+    bench.pass_on = executor._report
     return executor
 
 
 def fail_start(bench, executor, key="a"):
     """The engine reports that the task's supervisor failed; the states that Airflow hears."""
-    executor._process_ends({key: (FAILED, None)})
+    executor._process_ends({key: (FAILED, None)}, bench.clock.now())
     return {key: state for key, (state, _) in executor.get_event_buffer().items()}
 
 
@@ -46,7 +47,7 @@ class TestPlacing:
         assert (bench.started, bench.store.snapshot().leases) == ([], ())
         newest, *_ = bench.store.request_history("dag", "run", "a").decisions
         assert newest["reason"]["code"] == "api_server"
-        assert "Connection refused" in bench.queue.tasks["a"].logged_wait
+        assert "Connection refused" in bench.queued["a"].logged_wait
         bench.bring_back_api_server()
         bench.beat(1)
         assert bench.started == ["a"]
@@ -63,9 +64,7 @@ class TestPlacing:
         assert (bench.started, bench.lease(id_).token) == (["a"], lease.token)
 
     def test_a_placement_check_waits_too(self, bench):
-        bench.hold("room")
-        task = bench.queue.tasks.pop("room")
-        bench.checks.add(task.workload, task.requested, task.since)
+        bench.ask("room")
         bench.lose_api_server()
         bench.beat(1)
         assert bench.started == []
@@ -90,28 +89,29 @@ class TestRunning:
         bench.beat(5)
         bench.lose_api_server()
         bench.beat(5, times=6)
-        assert "a" in bench.keeper.running
+        assert "a" in bench.runs.leased
         bench.bring_back_api_server()
         bench.beat(5, times=2)
-        assert "a" in bench.keeper.running, "its supervisor has some seconds to report the end"
+        assert "a" in bench.runs.leased, "its supervisor has some seconds to report the end"
         bench.beat(5)
-        assert bench.keeper.running == {}
+        assert bench.runs.leased == {}
 
     def test_a_heartbeat_that_airflow_missed_in_an_outage_does_not_count_after_it(self, bench, executor):
         bench.start("a")
         bench.lose_api_server()
         executor.change_state("a", FAILED)
+        executor._take_messages(bench.clock.now())
         bench.beat(5)
         bench.bring_back_api_server()
         bench.beat(5)
-        assert "a" in bench.keeper.running
+        assert "a" in bench.runs.leased
         assert bench.reports == []
 
     def test_a_supervisor_that_failed_while_its_task_ran_costs_no_retry(self, bench, executor):
         bench.start("a")
         bench.engine.alive.clear()
         sent_back = []
-        bench.dispatcher.lease_events.send_back = lambda run, now: not sent_back.append(run.cause)
+        bench.commands._send_back = lambda run, now: not sent_back.append(run.end.cause)
         assert fail_start(bench, executor) == {}
         bench.beat(5, times=4)
         assert (sent_back, bench.reports) == (["its process 100 on here is gone"], [])
@@ -124,7 +124,7 @@ class TestStarting:
         bench.lose_api_server()
         assert fail_start(bench, executor) == {}
         bench.beat(1)
-        assert (bench.started, list(bench.queue.tasks), bench.store.snapshot().leases) == (["a"], ["a"], ())
+        assert (bench.started, list(bench.queued), bench.store.snapshot().leases) == (["a"], ["a"], ())
         assert bench.store.request_history("dag", "run", "a").leases[0].state is LeaseState.EVICTED
         bench.bring_back_api_server()
         bench.beat(1)
@@ -152,7 +152,7 @@ class TestStarting:
             bench.beat()
             assert len(bench.started) == number + 1
         assert fail_start(bench, executor) == {"a": FAILED}
-        assert (bench.keeper.running, bench.queue.tasks) == ({}, {})
+        assert (bench.runs.leased, bench.queued) == ({}, {})
 
     def test_the_devices_go_to_others_while_a_start_is_delayed(self, bench, executor):
         bench.hold("a", "gpu:2")
@@ -175,7 +175,7 @@ class TestStarting:
         bench.tasks.rows[id_] = replace(bench.tasks.rows[id_], state="queued")
         bench.engine.alive.clear()
         assert fail_start(bench, executor) == {"a": FAILED}
-        assert bench.queue.tasks == {}
+        assert bench.queued == {}
 
     def test_a_pod_that_can_not_be_made_fails_its_task_unless_the_server_was_away(self, bench, executor):
         bench.api.ask()
@@ -254,7 +254,7 @@ class TestPlainTasks:
         bench.bring_back_api_server()
         bench.beat(1)
         assert bench.started == [key, key]
-        executor._process_ends({key: (SUCCESS, None)})
+        executor._process_ends({key: (SUCCESS, None)}, bench.clock.now())
         assert executor.get_event_buffer() == {key: (SUCCESS, None)}
 
     def test_one_that_is_lost_counts_as_stuck_again_a_while_after_an_outage(self, bench, executor, plain):
@@ -270,7 +270,9 @@ class TestPlainTasks:
         key = plain("a")
         bench.lose_api_server()
         with monkeypatch.context() as away:
-            away.setattr(bench.tasks, "queued", Mock(side_effect=OperationalError("select", None, Exception("away"))))
+            away.setattr(
+                bench.tasks, "processes", Mock(side_effect=OperationalError("select", None, Exception("away")))
+            )
             assert fail_start(bench, executor, key) == {}
         bench.bring_back_api_server()
         bench.beat(1)
@@ -282,14 +284,14 @@ class TestPlainTasks:
         bench.engine.withdraw = lambda withdrawn: bench.engine.started.clear()
         executor.revoke_task(ti=SimpleNamespace(key=key))
         assert plain("a") == key
-        executor._take_messages()
+        executor._take_messages(bench.clock.now())
         bench.beat(1)
         assert bench.started == [key]
 
     def test_one_that_fails_for_another_cause_is_left_to_airflow(self, bench, executor, plain):
         key = plain("a")
         assert fail_start(bench, executor, key) == {key: FAILED}
-        assert bench.dispatcher.unleased.waiting == {}
+        assert bench.runs.held == {}
 
     def test_one_that_had_begun_is_left_to_airflow(self, bench, executor, plain):
         key = plain("a")
@@ -304,7 +306,7 @@ class TestPlainTasks:
         bench.tasks.rows[str(uuid5(UUID(int=0), "b"))] = TaskProcess("failed")
         bench.engine.withdraw = lambda key: False
         executor.revoke_task(ti=SimpleNamespace(key=key))
-        executor._take_messages()
+        executor._take_messages(bench.clock.now())
         bench.bring_back_api_server()
         bench.beat(1)
         assert bench.started == []
@@ -312,7 +314,8 @@ class TestPlainTasks:
     def test_a_placement_check_that_could_not_start_waits_again(self, bench, executor):
         workload, key = a_plain_task("room")
         bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
-        bench.dispatcher.unleased.hand_over(workload)
+        bench.runs.note_sent(workload, bench.clock.now())
+        bench.engine.hand_over_unplaced(workload)
         bench.lose_api_server()
         assert fail_start(bench, executor, key) == {}
         bench.bring_back_api_server()

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.executor import command_runner
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
-from hetero_airflow.executor.leases import preemption
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.policies import load_policy
 from hetero_airflow.testing import a_device, a_worker
@@ -17,8 +17,7 @@ from hetero_airflow.testing import a_device, a_worker
 
 @pytest.fixture(autouse=True)
 def _without_state_store(monkeypatch):
-    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: None)
-    monkeypatch.setattr(preemption, "read_states", lambda keys, name: {})
+    monkeypatch.setattr(command_runner, "write_state", lambda key, name, text: None)
 
 
 @pytest.fixture(params=["assignment", "priority"])
@@ -27,7 +26,7 @@ def bench(request, make_bench):
     devices = tuple(a_device(f"GPU-{number}") for number in range(3))
     bench = make_bench(policy=load_policy(request.param), worker=a_worker(devices=devices))
     yield bench
-    bench.dispatcher._resolver.close()
+    bench.dispatcher.resolver.close()
 
 
 def preempted(bench):
@@ -42,7 +41,7 @@ def end(bench, request_id, name):
 def leave(bench, request_id, name):
     """The process is gone, and the engine reports the end."""
     bench.engine.alive.pop(bench.lease(request_id).id)
-    bench.keeper.end(name, "the task ended")
+    bench.end(name)
 
 
 def end_a_training(bench):
@@ -116,4 +115,4 @@ def test_the_notice_names_the_priority_where_it_is_the_reason(make_bench, policy
     assert preempted(bench) == [low]
     ((_, text),) = bench.notes
     assert "dag.urgent (run) has the priority urgent, this task has low" in text
-    bench.dispatcher._resolver.close()
+    bench.dispatcher.resolver.close()

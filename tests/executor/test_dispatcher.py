@@ -57,8 +57,8 @@ def test_tasks_wait_until_devices_are_free_and_get_a_token_for_their_start(bench
         bench.hold(name)
     bench.beat()
     assert bench.started == ["a", "b"]
-    assert list(bench.dispatcher.queue.tasks) == ["c"]
-    bench.keeper.end("a", "the task ended")
+    assert list(bench.queued) == ["c"]
+    bench.end("a")
     bench.beat(200)
     assert (bench.started, bench.tokens) == (["a", "b", "c"], ["a", "b", "c"])
 
@@ -79,14 +79,14 @@ def test_a_held_task_that_airflow_does_not_want_any_more_leaves_the_queue(bench)
     bench.beat()
     bench.tasks.rows[id_] = TaskProcess("failed")
     bench.beat(1)
-    assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending, bench.reports) == ([], (), [])
+    assert (list(bench.queued), bench.store.snapshot().pending, bench.reports) == ([], (), [])
 
 
 def test_a_request_that_nothing_can_run_is_refused_with_the_nearest_worker(bench):
     bench.hold("a", "h100:8")
     bench.beat()
     key, state, reason = bench.reports[0]
-    assert (key, state, list(bench.dispatcher.queue.tasks)) == ("a", "failed", [])
+    assert (key, state, list(bench.queued)) == ("a", "failed", [])
     assert "a100-sxm4-40gb" in reason
 
 
@@ -103,7 +103,7 @@ def test_a_task_fails_after_its_waiting_limit_and_not_before(bench):
 
 def test_a_request_that_can_not_be_rendered_fails_its_task_alone(bench):
     bench.hold("a")
-    bench.dispatcher.queue.tasks["a"].requested = {"device": "gpu:-{{ params.n }}"}
+    bench.queued["a"].requested = {"device": "gpu:-{{ params.n }}"}
     id_ = bench.hold("b")
     bench.beat()
     assert bench.started == ["b"], "it does not wait for the templates of others"
@@ -115,7 +115,7 @@ def test_a_request_that_can_not_be_rendered_fails_its_task_alone(bench):
 
 def test_a_template_is_rendered_before_the_task_is_placed_and_keeps_its_place_in_the_queue(bench):
     bench.hold("templated")
-    bench.dispatcher.queue.tasks["templated"].requested = {"device": "gpu:{{ params.n }}"}
+    bench.queued["templated"].requested = {"device": "gpu:{{ params.n }}"}
     queued_at = bench.clock.now()
     bench.beat()
     assert (bench.started, bench.store.snapshot().pending) == ([], ())
@@ -252,7 +252,7 @@ def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make
     bench.store.is_deaf = True
     bench.beat(times=3)
     assert (bench.started, bench.store.snapshot().pending, bench.store.recorded) == ([], (), 2)
-    bench.dispatcher.drop("a", "Airflow revoked it")
+    bench.dispatcher.revoke("a", bench.clock.now())
     bench.store.is_deaf = False
     bench.beat(1)
     assert bench.started == ["b"]
@@ -293,7 +293,7 @@ def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(
     bench.store.is_away = False
     bench.engine.hand_over = hand_over
     bench.tasks.rows[id_] = TaskProcess("success")
-    bench.keeper.end("a", "the task ended")
+    bench.end("a")
     bench.beat(1)
     request_history = bench.store.request_history("dag", "run", "a")
     assert (request_history.state, request_history.cause) == ("ended", "the task ended")
@@ -304,7 +304,7 @@ def test_why_a_waiting_task_was_let_go_is_kept_though_airflow_does_not_want_it_a
     bench.beat()
     id_ = bench.hold("a")
     bench.beat(1)
-    bench.dispatcher.drop("a", "its gang has failed")
+    bench.drop("a", "its gang has failed")
     bench.tasks.rows[id_] = TaskProcess("failed")
     bench.beat(60)
     assert bench.store.request_history("dag", "run", "a").cause == "its gang has failed"
@@ -314,7 +314,7 @@ def test_a_waiting_task_that_is_dropped_and_held_again_before_the_next_cycle_sti
     bench.hold("first", "gpu:2")
     bench.hold("a", "gpu:2")
     bench.beat()
-    bench.dispatcher.drop("a", "Airflow revoked it")
+    bench.dispatcher.revoke("a", bench.clock.now())
     id_ = bench.hold("a", "gpu")
     bench.beat(1)
     (pending,) = bench.store.snapshot().pending
@@ -339,7 +339,7 @@ def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
     bench.hold("b")
     bench.beat(0.5, times=3)
     assert bench.started == ["a"]
-    assert list(bench.dispatcher.queue.tasks) == ["b"]
+    assert list(bench.queued) == ["b"]
 
 
 def test_no_more_is_placed_than_the_engine_can_start(bench):
@@ -348,7 +348,7 @@ def test_no_more_is_placed_than_the_engine_can_start(bench):
     bench.hold("b")
     bench.beat()
     assert bench.started == ["a"]
-    assert "a process of the engine" in bench.dispatcher.queue.tasks["b"].logged_wait
+    assert "a process of the engine" in bench.queued["b"].logged_wait
     bench.beat(1)
     assert bench.started == ["a", "b"]
 
@@ -366,7 +366,7 @@ def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
     bench.hold("a")
     bench.beat()
     assert bench.reports == []
-    assert "no answer within 10 s" in bench.dispatcher.queue.tasks["a"].logged_wait
+    assert "no answer within 10 s" in bench.queued["a"].logged_wait
     bench.store.record([WorkerSeen(a_worker())], bench.clock.now())
     bench.beat(1)
     assert bench.started == ["a"]
@@ -409,7 +409,7 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
     def poll():
         raise OSError(28, "No space left on device")
 
-    bench.dispatcher._inventory.poll = poll
+    bench.dispatcher.inventory.poll = poll
     bench.beat(1, times=3)
     assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
         "Deciding: [Errno 28] No space left on device Waiting tasks keep waiting, running ones keep their devices."
@@ -444,7 +444,7 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
     assert (key, state) == ("a", "failed")
     assert "hetero_airflow can't send a job with 40 devices; found 3000 characters. Ask for fewer." in reason
     snapshot = bench.store.snapshot()
-    assert (bench.dispatcher.queue.tasks, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
+    assert (bench.queued, bench.runs.leased, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
 
 
 def test_a_task_that_a_quota_of_its_cluster_refuses_is_tried_again_after_growing_pauses(bench):
@@ -463,7 +463,7 @@ def test_a_task_that_a_quota_of_its_cluster_refuses_is_tried_again_after_growing
     assert bench.store.request_history("dag", "run", "a", -1).cause == f"its cluster refused it: {quota}"
     assert bench.reports == []
     bench.engine.cluster.status = lambda id_: LeaseStatus()
-    bench.engine.in_hand = {bench.dispatcher.queue.tasks["a"].request_id}
+    bench.engine.in_hand = {bench.queued["a"].request_id}
     bench.beat(600)
     assert len(bench.started) == len(times) + 1
 
@@ -481,7 +481,7 @@ def test_a_cycle_that_fails_is_no_decision(bench, monkeypatch):
     def fail(events):
         raise StoreUnavailable("the store", found="no answer", remedy="Wait")
 
-    monkeypatch.setattr(bench.dispatcher._cycle, "_take_snapshot", fail)
+    monkeypatch.setattr(bench.dispatcher.cycle, "_take_snapshot", fail)
     bench.beat(1, times=20)
     assert list(bench.store.last_decisions().values()) == [last_good]
 
@@ -494,8 +494,8 @@ def test_the_readings_of_a_schedulers_host_are_at_most_ten_seconds_old(bench):
     def now_s() -> float:
         return (bench.clock.now() - begin).total_seconds()
 
-    bench.dispatcher._inventory.poll = lambda: inventories.pop() if inventories else None
-    bench.dispatcher._inventory.readings = lambda: (Telemetry(device_id="GPU-0", power_w=now_s() - 2),)
+    bench.dispatcher.inventory.poll = lambda: inventories.pop() if inventories else None
+    bench.dispatcher.inventory.readings = lambda: (Telemetry(device_id="GPU-0", power_w=now_s() - 2),)
     with closing(bench.dispatcher):
         for _ in range(60):
             bench.beat(1)

@@ -38,7 +38,8 @@ def executor(bench, monkeypatch):
     bench.engine.accept = lambda workload, session: bench.engine.accepted.append(workload)
     bench.store.invalidate = lambda: None
     executor._engine = bench.engine
-    executor._use(bench.store, bench.dispatcher)
+    executor._use(bench.dispatcher)
+    bench.pass_on = executor._report
     return executor
 
 
@@ -54,7 +55,8 @@ def a_task_instance(key, id_, state, device=True, **fields):
 def succeed(executor, bench, make_bench):
     """The executor is the next scheduler's, which has the store of the one before and nothing else; its bench."""
     heir = make_bench(bench.store)
-    executor._use(heir.store, heir.dispatcher)
+    executor._use(heir.dispatcher)
+    heir.pass_on = executor._report
     return heir
 
 
@@ -72,13 +74,14 @@ def place_out_of_reach(bench, make_bench):
 def queues_what_it_adopts(bench, executor, monkeypatch):
     """A queued task that it adopts waits on the bench."""
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
+    monkeypatch.setattr(executor, "_read", lambda run, now: bench.hold(str(bench.runs.arrived.pop(run.key).key)))
 
 
 def test_a_task_that_the_scheduler_declares_dead_fails_where_it_can_not_be_sent_back(bench, executor):
     """Trap 2: it tells us, not the engine."""
     start(bench)
     executor.change_state("a", FAILED)
+    executor._take_messages(bench.clock.now())
     bench.beat(5)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
     bench.beat(1)
@@ -92,18 +95,19 @@ def test_a_task_that_the_scheduler_declares_dead_comes_again_with_the_same_try(b
     """Its worker was frozen: the old process thaws, is refused, and its end is not that of the new run."""
     start(bench)
     lost = []
-    bench.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
+    bench.commands._send_back = lambda run, now: not lost.append(run.lease.id)
     executor.change_state("a", FAILED)
+    executor._take_messages(bench.clock.now())
     assert executor.get_event_buffer() == {}
     bench.beat(5)
-    assert (len(lost), bench.reports, bench.keeper.running) == (1, [], {})
+    assert (len(lost), bench.reports, bench.runs.leased) == (1, [], {})
     bench.engine.alive.clear()
     bench.beat(1)
     start(bench)
     bench.engine.events = {"a": (SUCCESS, None)}
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
-    assert "a" in bench.keeper.running
+    assert "a" in bench.runs.leased
 
 
 def test_held_and_running_tasks_are_known_so_that_old_end_events_are_stale(bench, executor):
@@ -151,7 +155,7 @@ def test_a_failure_that_is_none_is_not_passed_on(bench, executor):
     bench.engine.events = {"a": (FAILED, None)}
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
-    assert "a" in bench.keeper.running
+    assert "a" in bench.runs.leased
 
 
 def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_but_concluded_once(
@@ -163,13 +167,13 @@ def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_b
     heir = succeed(executor, bench, make_bench)
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     lost = []
-    heir.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
+    heir.commands._send_back = lambda run, now: not lost.append(run.lease.id)
     heir.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
-    heir.keeper.begin("a", lease)
-    executor._process_ends({"a": (FAILED, None)})
-    assert (executor.get_event_buffer(), list(heir.keeper.running)) == ({}, ["a"])
+    heir.take_over("a", lease)
+    executor._process_ends({"a": (FAILED, None)}, bench.clock.now())
+    assert (executor.get_event_buffer(), list(heir.runs.leased)) == ({}, ["a"])
     heir.beat(5, times=2)
-    assert (lost, heir.reports, heir.keeper.running) == ([lease.id], [], {})
+    assert (lost, heir.reports, heir.runs.leased) == ([lease.id], [], {})
 
 
 def test_a_revoked_task_leaves_without_an_event(bench, executor):
@@ -179,7 +183,7 @@ def test_a_revoked_task_leaves_without_an_event(bench, executor):
     executor.revoke_task(ti=SimpleNamespace(key="b"))
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
-    assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending) == ([], ())
+    assert (list(bench.queued), bench.store.snapshot().pending) == ([], ())
 
 
 def test_a_task_without_a_device_goes_straight_to_the_engine(bench, executor):
@@ -203,17 +207,17 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     heir = succeed(executor, bench, make_bench)
     taken = []
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_add_to_queue", taken.append)
+    monkeypatch.setattr(executor, "_read", lambda run, now: taken.append(run.key))
     running = a_task_instance("a", id_, "running")
     unknown = a_task_instance(Key("b"), "no-lease", "running")
     queued = a_task_instance("c", "new", "queued")
     plain = a_task_instance("d", "plain", "queued", device=False)
     far = a_task_instance("e", "far-task", "running")
     assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain]
-    assert (list(heir.keeper.running), taken) == (["a", "e"], ["c"])
-    begun = heir.keeper.running["a"]
+    assert (list(heir.runs.leased), taken) == (["a", "e"], ["c"])
+    begun = heir.runs.leased["a"]
     assert executor.try_adopt_task_instances([running]) == []
-    assert heir.keeper.running["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
+    assert heir.runs.leased["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
 
 
 def test_the_lease_of_a_host_out_of_reach_is_renewed_while_its_task_runs_and_left_to_expire_afterwards(
@@ -243,7 +247,7 @@ def test_a_queued_task_of_a_host_out_of_reach_waits_until_its_lease_is_over_and_
     first = bench.lease(id_)
     assert executor.try_adopt_task_instances([a_task_instance("a", id_, "queued")]) == []
     bench.beat(5)
-    assert (first.worker_id, bench.engine.started, list(bench.queue.tasks)) == ("far", [], ["a"])
+    assert (first.worker_id, bench.engine.started, list(bench.queued)) == ("far", [], ["a"])
     neighbour = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)  # another scheduler of that host
     neighbour.engine.liveness = lambda use: Liveness.GONE
     neighbour.beat(90)
@@ -260,7 +264,7 @@ def test_a_queued_task_of_a_host_out_of_reach_that_begins_after_all_is_followed(
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess("running", 100, "far", bench.clock.now())
     bench.beat(60)
-    assert (list(bench.keeper.running), list(bench.queue.tasks), bench.reports) == (["a"], [], [])
+    assert (list(bench.runs.leased), list(bench.queued), bench.reports) == (["a"], [], [])
 
 
 @pytest.mark.parametrize("state", ["scheduled", "up_for_retry", "up_for_reschedule", "deferred"])
@@ -271,7 +275,7 @@ def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, exec
     bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
-    assert "a" not in bench.keeper.running
+    assert "a" not in bench.runs.leased
 
 
 @pytest.mark.usefixtures("queues_what_it_adopts")
@@ -279,9 +283,9 @@ def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, exec
 def test_what_another_scheduler_queued_again_waits_here_beside_its_last_run(bench, executor, job, waits):
     executor.job_id = 1
     id_ = start(bench)
-    queued = a_task_instance(next(iter(bench.keeper.running)), id_, "queued", queued_by_job_id=job)
+    queued = a_task_instance(next(iter(bench.runs.leased)), id_, "queued", queued_by_job_id=job)
     assert executor.try_adopt_task_instances([queued]) == []
-    assert list(map(str, bench.queue.tasks)) == waits
+    assert list(map(str, bench.queued)) == waits
 
 
 def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_bench):
@@ -305,7 +309,7 @@ def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost
     assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
     heir.beat(5)
     assert [(key, state) for key, state, _ in heir.reports] == [("a", "failed")], "or sent back, where Airflow lets us"
-    assert "a" not in heir.keeper.running
+    assert "a" not in heir.runs.leased
 
 
 def test_the_end_frees_what_ended(bench, executor):
@@ -333,7 +337,9 @@ def test_between_two_heartbeats_the_device_of_an_ended_task_goes_to_the_next(ben
 def test_what_the_scheduler_says_in_a_transaction_waits_for_no_round(bench, executor):
     """The other thread may be in a round, and wait for rows that the transaction has locked."""
     start(bench)
-    workload = ExecuteTask.model_construct(ti=SimpleNamespace(executor_config={"hetero": {"device": "gpu"}}, key="b"))
+    workload = ExecuteTask.model_construct(
+        ti=SimpleNamespace(executor_config={"hetero": {"device": "gpu"}}, key="b", id="b")
+    )
     with executor._round:
         executor.queue_workload(workload, None)
         assert executor.has_task(SimpleNamespace(key="b"))
@@ -344,7 +350,7 @@ def test_what_the_scheduler_says_in_a_transaction_waits_for_no_round(bench, exec
 
 
 def test_an_adoption_that_waits_too_long_for_a_round_is_tried_again_by_airflow(bench, executor, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.executor.leases.adoption._MAX_ROUND_S", 0.01)
+    monkeypatch.setattr("hetero_airflow.executor.executor._MAX_ROUND_S", 0.01)
     unknown = a_task_instance(Key("b"), "b", "running")
     with executor._round, pytest.raises(OperationalError, match="adoption"):
         executor.try_adopt_task_instances([unknown])
@@ -370,7 +376,9 @@ def test_a_plain_task_whose_worker_process_is_gone_is_given_back_to_airflow(benc
 def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):
     start(bench)
     config = {"hetero": {"device": "gpu"}}
-    executor.queue_workload(ExecuteTask.model_construct(ti=SimpleNamespace(executor_config=config, key="a")), None)
+    executor.queue_workload(
+        ExecuteTask.model_construct(ti=SimpleNamespace(executor_config=config, key="a", id="a")), None
+    )
     bench.engine.events = {"a": (SUCCESS, None)}
     executor._react_to_ends(SimpleNamespace(start_handed_over=list))
     assert executor.get_event_buffer() == {}

@@ -26,8 +26,8 @@ def log_lines(monkeypatch) -> list[str]:
 
 def end_one(bench) -> None:
     """The oldest running task ends, so that the next one starts and all others move up."""
-    key = next(iter(bench.keeper.running))
-    lease = bench.keeper.running[key].lease
+    key = next(iter(bench.runs.leased))
+    lease = bench.runs.leased[key].lease
     bench.tasks.rows[lease.request_id] = TaskProcess("success")
     bench.finish(key)
 
@@ -83,11 +83,11 @@ def test_days_in_a_moving_queue_do_not_fill_the_disk(bench, monkeypatch):
     bench.hold("running", "gpu:2")
     bench.hold("moved", "gpu:2")
     bench.beat()
-    task = bench.queue.tasks["moved"]
-    wait = bench.queue.waits.setdefault("moved", a_wait())
+    task = bench.queued["moved"]
+    wait = task.unlogged_wait or a_wait()
     for minute in range(24 * 60):
-        bench.queue.waits["moved"] = wait._replace(position=minute + 2)
-        bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(60))
+        task.unlogged_wait = wait._replace(position=minute + 2)
+        pending_task.log_waits([task], bench.store.snapshot(), bench.clock.advance(60))
     assert task.waited_s(bench.clock.now()) > 86000
     assert 60 < len(lines) < 150
 
@@ -97,18 +97,19 @@ def test_another_kind_of_reason_is_written_after_30_s_even_after_hours(bench, mo
     bench.hold("running", "gpu:2")
     bench.hold("waiting", "gpu:2")
     bench.beat(1)
+    task = bench.queued["waiting"]
     for position, code in ((2, ReasonCode.BUSY), (2, ReasonCode.API_SERVER)):
         bench.clock.advance(10 * 3600)
-        bench.queue.waits["waiting"] = a_wait(position, code)
-        bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(1))
+        task.unlogged_wait = a_wait(position, code)
+        pending_task.log_waits([task], bench.store.snapshot(), bench.clock.advance(1))
     before = len(lines)
-    bench.queue.waits["waiting"] = a_wait(3, ReasonCode.API_SERVER)
-    bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(31))
+    task.unlogged_wait = a_wait(3, ReasonCode.API_SERVER)
+    pending_task.log_waits([task], bench.store.snapshot(), bench.clock.advance(31))
     assert len(lines) == before, "only its place is new"
-    bench.queue.waits["waiting"] = a_wait(3, ReasonCode.HEALTH)
-    bench.queue.log_waits(bench.store.snapshot(), bench.clock.advance(1))
+    task.unlogged_wait = a_wait(3, ReasonCode.HEALTH)
+    pending_task.log_waits([task], bench.store.snapshot(), bench.clock.advance(1))
     assert len(lines) == before + 1
-    assert bench.queue.waits == {}
+    assert task.unlogged_wait is None
 
 
 def test_a_decision_that_still_holds_is_not_carried_out_again(bench, monkeypatch):

@@ -18,14 +18,7 @@ from hetero_airflow.testing import EPOCH, a_pending, a_worker
 @pytest.fixture
 def ask(bench):
     """Adds a placement check of that name; returns its request id."""
-
-    def _ask(name, device="gpu", **arguments):
-        id_ = bench.hold(name, device, **arguments)
-        task = bench.dispatcher.queue.tasks.pop(name)
-        bench.dispatcher.checks.add(task.workload, task.requested, task.since)
-        return id_
-
-    return _ask
+    return bench.ask
 
 
 @pytest.fixture
@@ -44,13 +37,13 @@ def test_a_probe_waits_for_room_and_takes_none(bench, ask):
     bench.beat()
     ask("room", "gpu:2")
     bench.beat(times=3)
-    assert (list(bench.dispatcher.checks.tasks), answers(bench)) == (["room"], {})
-    bench.keeper.end("train", "the task ended")
+    assert (list(bench.runs.checking), answers(bench)) == (["room"], {})
+    bench.end("train")
     bench.beat(1)
     answer = answers(bench)["room"]
     assert (answer.worker_id, answer.device_ids, answer.problem) == ("worker-a", ("GPU-0", "GPU-1"), "")
     assert bench.started == ["train", "room"]
-    assert bench.dispatcher.checks.tasks == {}
+    assert bench.runs.checking == {}
     snapshot = bench.store.snapshot()
     assert (snapshot.leases, snapshot.pending) == ((), ())
 
@@ -60,7 +53,7 @@ def test_a_task_that_needs_the_device_comes_before_the_question(bench, ask):
     bench.hold("train", "gpu")
     bench.beat()
     assert bench.started == ["train"]
-    assert list(bench.dispatcher.checks.tasks) == ["room"]
+    assert list(bench.runs.checking) == ["room"]
 
 
 def test_a_check_that_has_waited_too_long_is_answered(bench, ask, busy):
@@ -87,7 +80,7 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, ask, st
     bench.beat()
     bench.tasks.rows[id_] = TaskProcess(state)
     bench.beat(2)
-    assert (bench.dispatcher.checks.tasks, answers(bench)) == ({}, {})
+    assert (bench.runs.checking, answers(bench)) == ({}, {})
 
 
 def test_a_probe_is_kept_fresh_and_gets_a_new_token(bench, ask, busy):
@@ -102,7 +95,7 @@ def test_a_probe_is_kept_fresh_and_gets_a_new_token(bench, ask, busy):
 def test_a_check_with_a_template_is_answered_once_that_is_rendered(bench, ask):
     for name, device in {"room": "gpu:{{ params.n }}", "wrong": "gpu:-{{ params.n }}"}.items():
         ask(name)
-        bench.dispatcher.checks.tasks[name].requested = {"device": device}
+        bench.runs.checking[name].task.requested = {"device": device}
     bench.beat_until(lambda: len(answers(bench)) == 2)
     assert answers(bench)["room"].device_ids == ("GPU-0", "GPU-1")
     assert "can't be read" in answers(bench)["wrong"].problem

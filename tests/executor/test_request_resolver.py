@@ -14,7 +14,7 @@ from tests.system.dags.hostile import HOSTILE
 
 @pytest.fixture
 def resolver(bench):
-    resolver = RequestResolver(bench.tasks)
+    resolver = RequestResolver(bench.tasks, bench.commands.recovery, lambda worker_id: True)
     yield resolver
     resolver.close()
 
@@ -30,7 +30,7 @@ def submitted(monkeypatch, resolver):
 
 def test_many_dag_runs_are_read_over_several_rounds(bench, resolver, submitted, monkeypatch):
     ids = [bench.hold(name) for name in "abc"]
-    tasks = list(bench.queue.tasks.values())
+    tasks = list(bench.queued.values())
     for task, run_id in zip(tasks, ("first", "first", "second"), strict=True):
         task.requested, task.workload.ti.run_id = {"device": "{{ params.n }}"}, run_id
     monkeypatch.setattr(request_resolver, "_READ_S", 1e-9)
@@ -42,7 +42,7 @@ def test_many_dag_runs_are_read_over_several_rounds(bench, resolver, submitted, 
 
 def test_the_log_says_that_a_task_waits_for_its_templates_once_it_has_waited(bench, resolver, submitted, tmp_path):
     bench.hold("a")
-    (task,) = bench.queue.tasks.values()
+    (task,) = bench.queued.values()
     task.requested, task.workload.log_path = {"device": "{{ params.n }}"}, str(tmp_path / "task.log")
     resolver.resolve(task, task.since)
     assert not (tmp_path / "task.log").exists()
@@ -53,7 +53,7 @@ def test_the_log_says_that_a_task_waits_for_its_templates_once_it_has_waited(ben
 
 def hold_template(bench, name, device, dag_id="dag"):
     bench.hold(name)
-    task = bench.queue.tasks[name]
+    task = bench.queued[name]
     task.requested, task.workload.ti.dag_id = {"device": device}, dag_id
 
 

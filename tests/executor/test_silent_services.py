@@ -17,7 +17,6 @@ from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.executor.airflow_db import state_store
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
-from hetero_airflow.executor.leases.kept_tasks import ENDED
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_signer, a_worker
@@ -47,7 +46,8 @@ def make_executor(make_bench, monkeypatch):
         engine.start(EngineContext("1", None, None, bench.store.heartbeats, workers, a_signer()))
         executor = HeteroExecutor(parallelism=8)
         executor._engine, executor._clock = engine, bench.clock
-        executor._use(bench.store, bench.dispatcher)
+        executor._use(bench.dispatcher)
+        bench.pass_on = executor._report
         return executor, bench
 
     return make
@@ -57,11 +57,11 @@ def hold(bench, name):
     """Airflow has queued a task of one GPU."""
     workload = a_task(name, executor_config={"hetero": {"gang": 1}})
     bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
-    bench.queue.add(workload, DeviceRequest.parse("gpu"), bench.clock.now())
+    bench.add(workload, DeviceRequest.parse("gpu"))
 
 
 def waiting(bench):
-    return sorted(key.task_id for key in bench.queue.tasks)
+    return sorted(key.task_id for key in bench.queued)
 
 
 def beat(executor, bench, seconds=1.0):
@@ -130,21 +130,21 @@ def state_bench(make_bench, monkeypatch):
         backend, seconds = StateBackend(client), [0.0]
         bench = make_bench(worker=a_worker(devices=DEVICES))
         monkeypatch.setattr(state_store, "get_state_backend", lambda: backend)
-        bench.calls, bench.silent, bench.backend, bench.seconds = bench.dispatcher._states, silent, backend, seconds
+        bench.calls, bench.silent, bench.backend, bench.seconds = bench.commands.states, silent, backend, seconds
         bench.calls._now = lambda: seconds[0]
         for number in range(20):
             bench.hold(f"t{number}")
         bench.beat()
-        for request_id in [task.lease.request_id for task in bench.keeper.running.values()]:
+        for request_id in [task.lease.request_id for task in bench.runs.leased.values()]:
             bench.run(request_id)
         yield bench
-        bench.dispatcher._resolver.close()
+        bench.dispatcher.resolver.close()
 
 
 def notify_all(bench):
     """A person wants all devices empty."""
-    for task in list(bench.keeper.running.values()):
-        bench.dispatcher._preemptions.notify(task.lease, "drained", bench.clock.now())
+    for task in list(bench.runs.leased.values()):
+        bench.commands.notify(task.lease, "drained", bench.clock.now())
 
 
 def lose_all(bench):
@@ -155,9 +155,9 @@ def lose_all(bench):
 
 def fail_all(bench):
     """All tasks fail."""
-    for key, task in list(bench.keeper.running.items()):
+    for key, task in list(bench.runs.leased.items()):
         bench.tasks.rows[task.lease.request_id] = TaskProcess("failed", 100, "here")
-        bench.keeper.end(key, ENDED)
+        bench.end(key)
     bench.engine.alive.clear()
 
 

@@ -118,7 +118,7 @@ class Machine:
         self.users.discard(task)
         self.done.append(task)
         bench.engine.alive.clear()
-        bench.keeper.end(task, "the task ended")
+        bench.end(task)
 
 
 def test_tasks_of_both_schedulers_take_turns_on_the_gpu(make_store, inventory_in):
@@ -142,7 +142,7 @@ def test_the_waiting_task_says_which_worker_holds_the_gpu(make_store, inventory_
     machine.queue("container-2", "b")
     machine.beat("container-2")
     assert machine.users == {"a"}
-    reason = machine.benches["container-2"].queue.tasks["b"].logged_wait
+    reason = machine.benches["container-2"].queued["b"].logged_wait
     assert "worker container-1 holds it; it is free here when its task there has ended" in reason
 
 

@@ -13,7 +13,7 @@ from hetero_airflow.clock import Clock
 from hetero_airflow.errors import RequestError
 from hetero_airflow.runtime import progress, progress_file
 from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
-from hetero_airflow.runtime.progress_file import PROGRESS, Phase, Progress, ProgressFile, read_progress
+from hetero_airflow.runtime.progress_file import PROGRESS, Progress, ProgressFile, ProgressPhase, read_progress
 from hetero_airflow.runtime.step_loop import StepLoop
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.testing import FakeClock
@@ -25,17 +25,17 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def test_the_first_step_a_checkpoint_and_a_phase_are_written_at_once_further_steps_once_a_second(tmp_path) -> None:
     progress = ProgressFile(tmp_path, FakeClock(NOW))
     assert read_progress(tmp_path) is None
-    progress.enter(Phase.STARTING)
+    progress.enter(ProgressPhase.STARTING)
     assert read_progress(tmp_path) == Progress(at=NOW)
     progress.done(5)
-    assert read_progress(tmp_path) == Progress(step=5, at=NOW, phase=Phase.STEPPING)
+    assert read_progress(tmp_path) == Progress(step=5, at=NOW, phase=ProgressPhase.STEPPING)
     progress.done(6)
     assert read_progress(tmp_path).step == 5
     progress.saved(6, NOW)
-    expected = Progress(step=6, at=NOW, saved_step=6, saved_at=NOW, phase=Phase.STEPPING)
+    expected = Progress(step=6, at=NOW, saved_step=6, saved_at=NOW, phase=ProgressPhase.STEPPING)
     assert read_progress(tmp_path) == expected
-    progress.enter(Phase.DONE)
-    assert read_progress(tmp_path) == expected.model_copy(update={"phase": Phase.DONE})
+    progress.enter(ProgressPhase.DONE)
+    assert read_progress(tmp_path) == expected.model_copy(update={"phase": ProgressPhase.DONE})
     assert [path.name for path in tmp_path.iterdir()] == [PROGRESS]
 
 
@@ -139,7 +139,7 @@ def task_control(tmp_path, monkeypatch):
 def test_a_reported_step_reaches_the_supervisor(task_control):
     progress(7, total=100)
     written = read_progress(task_control)
-    assert (written.step, written.total, written.phase, written.can_save) == (7, 100, Phase.STEPPING, False)
+    assert (written.step, written.total, written.phase, written.can_save) == (7, 100, ProgressPhase.STEPPING, False)
 
 
 def test_the_total_may_be_unknown(task_control):

@@ -14,7 +14,7 @@ from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, Invalid
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.gang.ranks import RankCollectives
 from hetero_airflow.runtime.notice import NOTICE, Stopped
-from hetero_airflow.runtime.progress_file import Phase, read_progress
+from hetero_airflow.runtime.progress_file import ProgressPhase, read_progress
 from hetero_airflow.runtime.step_loop import SaveInterval, StepLoop
 from tests.runtime.conftest import Begin
 
@@ -66,7 +66,7 @@ def test_all_steps_are_done_and_the_last_checkpoint_is_final(begin: Begin, contr
     last = begin().latest()
     assert (last.step, last.is_final, last.state) == (4, True, {"value": 10})
     assert run(begin(), 5) == ([], 0 + 10)
-    assert read_progress(control).phase is Phase.DONE
+    assert read_progress(control).phase is ProgressPhase.DONE
 
 
 @pytest.mark.parametrize("stop_at", range(5))
@@ -75,7 +75,7 @@ def test_a_notice_loses_no_step(begin: Begin, control: Path, notice, stop_at: in
     with pytest.raises(Stopped) as stopped:
         run(session, 6, lambda step: notice() if step == stop_at else None, every="1h")
     assert (stopped.value.step, stopped.value.cause) == (stop_at, "preempted by train/fit")
-    assert read_progress(control).phase is Phase.STOPPING
+    assert read_progress(control).phase is ProgressPhase.STOPPING
     assert saved_state(begin) == (stop_at, sum(range(stop_at + 1)))
     (control / NOTICE).unlink()
     assert run(begin(), 6) == (list(range(stop_at + 1, 6)), 15)
@@ -94,7 +94,7 @@ def test_a_notice_before_the_first_step_stops_at_once(begin: Begin, control: Pat
 
 def test_a_notice_while_the_model_warms_up_is_heeded_after_the_first_step(begin: Begin, control: Path, notice) -> None:
     def compile_and_warm_up(step: int) -> None:
-        assert read_progress(control).phase is Phase.STARTING
+        assert read_progress(control).phase is ProgressPhase.STARTING
         notice()
 
     assert stop_of(lambda: run(begin(), 3, compile_and_warm_up, every="1h")).step == 0
@@ -302,7 +302,7 @@ def test_steps_report_their_progress(begin: Begin, control: Path, caplog) -> Non
     caplog.set_level(logging.INFO)
     run(begin(), 3)
     progress = read_progress(control)
-    assert (progress.step, progress.saved_step, progress.phase) == (2, 2, Phase.DONE)
+    assert (progress.step, progress.saved_step, progress.phase) == (2, 2, ProgressPhase.DONE)
     run(begin(), 4)
     assert "Going on after step 2 of 4" in caplog.text
 

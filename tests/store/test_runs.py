@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd
 from hetero_airflow.store import tables
 from hetero_airflow.store.speeds.records import MAX_COUNTED, LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
@@ -38,7 +38,7 @@ def test_a_run_says_what_was_held_for_how_long_and_how_it_ended(store):
     pending = a_pending("r1", ["h100", "a100:2"], attained_service_s={"nvidia/t4": 30.0})
     leases = grant(seen(store), pending, **{"GPU-0": 1000, "GPU-1": 1000, "cpu": 3000})
     end(store, leases, EPOCH + 5 * MINUTE)
-    run = Run(
+    run = EndedRun(
         store.snapshot().sequence,
         "r1",
         ("dag", "r1"),

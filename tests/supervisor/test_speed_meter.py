@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 from hetero_airflow.supervisor.speed_meter import ENOUGH_S, SpeedMeter
 from hetero_airflow.testing import EPOCH
 
 
-def progress(step, second, phase=Phase.STEPPING, saved_step=None) -> Progress:
+def progress(step, second, phase=ProgressPhase.STEPPING, saved_step=None) -> Progress:
     return Progress(step=step, at=EPOCH + timedelta(seconds=second), phase=phase, saved_step=saved_step)
 
 
@@ -35,7 +35,7 @@ def test_a_steady_run_has_a_speed_after_a_minute_of_steps():
 
 def test_start_up_and_restores_do_not_count():
     """Ten minutes of start, then steps from a checkpoint."""
-    starting = [progress(None, s, Phase.STARTING) for s in range(0, 600, 10)]
+    starting = [progress(None, s, ProgressPhase.STARTING) for s in range(0, 600, 10)]
     speed = metered(None, *starting, *steady(begin_s=600, end_s=700, first=5000)).speed()
     assert (speed.steps_per_s, speed.seconds) == (pytest.approx(2.0), 100.0)
 
@@ -94,11 +94,11 @@ def test_noise_becomes_the_deviation():
 
 
 def test_the_end_of_a_run_adds_nothing():
-    done = [*steady(), progress(200, 400, Phase.STOPPING), progress(200, 500, Phase.DONE)]
+    done = [*steady(), progress(200, 400, ProgressPhase.STOPPING), progress(200, 500, ProgressPhase.DONE)]
     assert metered(*done).speed() == metered(*steady()).speed()
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**400), st.floats(0, 1e6), st.sampled_from(Phase)), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 10**400), st.floats(0, 1e6), st.sampled_from(ProgressPhase)), max_size=60))
 def test_any_progress_gives_a_finite_speed_or_none(seen):
     speed = metered(*(progress(step, second, phase) for step, second, phase in seen)).speed()
     assert speed is None or 0 < speed.steps_per_s < float("inf")

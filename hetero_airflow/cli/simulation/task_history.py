@@ -16,7 +16,7 @@ from hetero_airflow.executor.explanation.live_snapshot import placed_requests
 from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import Run
+from hetero_airflow.model.run import EndedRun
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 from hetero_airflow.store.sql.transaction import read_transaction
@@ -68,15 +68,17 @@ def history_workload(
     return Workload("history", tuple(jobs))
 
 
-def _longest_runs(runs: Iterable[Run]) -> dict[str, Run]:
-    longest: dict[str, Run] = {}
+def _longest_runs(runs: Iterable[EndedRun]) -> dict[str, EndedRun]:
+    longest: dict[str, EndedRun] = {}
     for run in runs:
         if run.request_id not in longest or run.held_s > longest[run.request_id].held_s:
             longest[run.request_id] = run
     return longest
 
 
-def _job(row: Any, first: datetime, pending: PendingRequest | None, run: Run | None, classes: Collection[str]) -> Job:
+def _job(
+    row: Any, first: datetime, pending: PendingRequest | None, run: EndedRun | None, classes: Collection[str]
+) -> Job:
     arrival_s = ((row.queued_dttm or row.start_date) - first).total_seconds()
     duration_s = max((row.end_date - row.start_date).total_seconds(), 1e-3)
     actual = None if run is None else data_sheet_speed(run.device_class)

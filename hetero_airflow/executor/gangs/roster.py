@@ -10,18 +10,18 @@ scheduler saw it happen, or whether one died meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
 
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.clock import Periods
+from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.gangs.sizes import GangAttempt, GangSizes
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.executor.run import Run
+from hetero_airflow.executor.runs import Runs
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member, parse_placement_name, placement_name
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -49,34 +49,30 @@ MemberStates = Mapping[str, Mapping[int, str | None]]
 """Gang → rank → state of the task instance."""
 
 
-class EndedMember(NamedTuple):
-    """A waiting member that is to end."""
-
-    key: Any
-    text: str
-    is_done: bool
-    """Its gang ended well without it. If False, its gang can't be complete, and it fails."""
+Notify = Callable[[Lease, str, datetime, timedelta | None], None]
+"""(lease, cause, now, another grace time): tells the task of a lease to save and end."""
 
 
 class GangRoster:
     """Looks after the gangs for the dispatcher."""
 
-    def __init__(self, store: Store, keeper: LeaseKeeper, tasks: TaskInstances, preemptions: PreemptionNotices) -> None:
+    def __init__(self, store: Store, runs: Runs, tasks: TaskInstances, notify: Notify) -> None:
         self._store = store
-        self._keeper = keeper
+        self._runs = runs
         self._tasks = tasks
-        self._preemptions = preemptions
+        self._notify = notify
         self._sizes = GangSizes()
         self._periods = Periods(watch=_WATCH_EVERY_S)
         self._logged: dict[str, str] = {}
         """Request id → the last line in its log about the other members."""
 
-    def enroll(self, tasks: Iterable[PendingTask], snapshot: Snapshot) -> Iterator[PendingTask]:
-        """Set the placement name of each waiting member. Yields members that the store has under an old name.
+    def enroll(self, snapshot: Snapshot) -> Iterator[tuple[Run, events.Event]]:
+        """Set the placement name of each waiting member. Yields those that the store has under an old name.
 
         A member whose gang runs without it is marked as excluded.
         """
-        members = [task for task in tasks if task.member is not None]
+        queued = self._runs.queued.values()
+        members = [run for run in queued if run.task is not None and run.task.member is not None]
         if not members:
             return
         waiting = {request.id: request for request in snapshot.pending if request.gang}
@@ -84,7 +80,8 @@ class GangRoster:
         numbers = {gang: attempt.number + 1 for gang, attempt in running.items()}
         for gang, attempt in requested.items():
             numbers[gang] = max(attempt.number, numbers.get(gang, 1))
-        for task in members:
+        for run in members:
+            task = run.waiting_task
             assert task.member is not None
             gang = task.member.gang
             holder = snapshot.holders.get(task.request_id)
@@ -96,48 +93,24 @@ class GangRoster:
             task.is_excluded = task.member.rank >= task.gang_size
             request = waiting.get(task.request_id)
             if request is not None and task.request is not None and (task.is_excluded or request.gang != task.gang):
-                yield task
-
-    def gang_of(self, lease: Lease, workers: Mapping[str, Worker]) -> TaskGang | None:
-        """What the task of a new lease gets to know about the other members; None if it has no gang.
-
-        If one of them holds no lease any more, the next `watch` stops the gang.
-        """
-        snapshot = self._store.snapshot()
-        request = snapshot.holders.get(lease.request_id)
-        if request is None or not request.gang:
-            return None
-        member = _member(request)
-        leases: dict[int, Lease] = {}
-        for member_lease in snapshot.leases:
-            holder = snapshot.holders.get(member_lease.request_id)
-            if holder is not None and holder.gang == request.gang:
-                leases[holder.map_index - member.first_index] = member_lease
-        ranks = range(request.gang_size)
-        return TaskGang(
-            name=request.gang,
-            rank=member.rank,
-            hosts=tuple(workers[leases[rank].worker_id].host if rank in leases else "" for rank in ranks),
-            leader=leases[0].id if 0 in leases else "",
-            first_index=member.first_index,
-            network=network_settings(workers[lease.worker_id].labels),
-        )
+                yield run, events.GangChanged()
 
     def shrink(self, task: PendingTask) -> bool:
         """Try a gang that fits nowhere with one member less. Returns whether that is allowed."""
         return self._sizes.shrink(task)
 
-    def watch(self, tasks: Mapping[Any, PendingTask], now: datetime) -> list[EndedMember]:
+    def watch(self, now: datetime) -> list[tuple[Run, events.Event]]:
         """Stop the running members of gangs that have lost one. Returns the waiting members that are to end."""
         if not self._periods.is_due("watch", now):
             return []
         snapshot = self._store.snapshot()
         running = [
-            (task.lease, holder)
-            for task in self._keeper.running.values()
-            if (holder := snapshot.holders.get(task.lease.request_id)) is not None and holder.gang
+            (run.held_lease, holder)
+            for run in self._runs.leased.values()
+            if (holder := snapshot.holders.get(run.request_id)) is not None and holder.gang
         ]
-        waiting = [(key, task, task.member) for key, task in tasks.items() if task.member is not None]
+        queued = ((run, run.waiting_task) for run in self._runs.queued.values())
+        waiting = [(run, task, task.member) for run, task in queued if task.member is not None]
         members = {_member(holder) for _, holder in running} | {member for *_, member in waiting}
         if not members:
             return []
@@ -146,15 +119,15 @@ class GangRoster:
         self._logged = {task.request_id: self._logged.get(task.request_id, "") for _, task, _ in waiting}
         placed = _newest_attempts(snapshot.holders.values())
         self._sizes.update([task for _, task, _ in waiting], states, placed, now)
-        ended = []
-        for key, task, member in waiting:
+        ended: list[tuple[Run, events.Event]] = []
+        for run, task, member in waiting:
             if member.gang in placed:  # it waits for those members to end, or is about to be handed over
                 if task.is_excluded:
                     text = f"Its gang runs with {task.gang_size} of {member.size} ranks, without this one"
                     self._log_once(task, text, now)
-            elif (end := self._end_of(key, task, member, states[member.gang], now)) is not None:
-                ended.append(end)
-        done = [tasks[end.key].request_id for end in ended if end.is_done]
+            elif (end := self._end_of(task, member, states[member.gang], now)) is not None:
+                ended.append((run, end))
+        done = [run.request_id for run, end in ended if isinstance(end, events.Dropped)]
         if done:
             self._tasks.finish(done, now)
         return ended
@@ -186,26 +159,25 @@ class GangRoster:
         outcomes = self._store.move([move for move, _ in moves], now)
         for (move, notice), outcome in zip(moves, outcomes, strict=True):
             if isinstance(outcome, Lease):
-                self._preemptions.notify(outcome, move.cause, now, notice)
+                self._notify(outcome, move.cause, now, notice)
 
     def _end_of(
-        self, key: Any, task: PendingTask, member: GangMember, states: Mapping[int, str | None], now: datetime
-    ) -> EndedMember | None:
+        self, task: PendingTask, member: GangMember, states: Mapping[int, str | None], now: datetime
+    ) -> events.Dropped | events.Failed | None:
         """The end of a waiting member whose gang can't be complete; of any other, the log says for whom it waits."""
         state_by_rank = {rank: state for rank, state in sorted(states.items()) if rank != member.rank}
         final = [(rank, state) for rank, state in state_by_rank.items() if state in _FINAL_STATES]
         size = f"Gang of {member.size}"
         if task.is_excluded and _has_succeeded(state_by_rank, task.gang_size):
             text = f"The gang has ended well with {task.gang_size} of {member.size} ranks: this one was not needed"
-            write_task_log(task.workload.log_path, text, now)
-            return EndedMember(key, text, is_done=True)
+            return events.Dropped(text, text)
         if len(state_by_rank) < member.size - 1:
             text = f"the task has {len(state_by_rank) + 1} instances from {member.first_index} on"
             remedy = f"Expand it over a multiple of {member.size} values, or ask for another gang"
-            return EndedMember(key, f"{size}: {text}. {remedy}.", is_done=False)
+            return events.Failed(f"{size}: {text}. {remedy}.")
         if final:
             text = f"{_ranks_text(final)}, and does not run again by itself"
-            return EndedMember(key, f"{size}: {text}. Clear all {member.size} ranks together.", is_done=False)
+            return events.Failed(f"{size}: {text}. Clear all {member.size} ranks together.")
         missing = [(rank, state) for rank, state in state_by_rank.items() if state not in _ACTIVE_STATES]
         if missing:
             text = f"Waiting for its gang: {_ranks_text(missing)}"
@@ -218,6 +190,31 @@ class GangRoster:
         if self._logged[task.request_id] != text:
             self._logged[task.request_id] = text
             write_task_log(task.workload.log_path, text, now)
+
+
+def gang_of(lease: Lease, snapshot: Snapshot, workers: Mapping[str, Worker]) -> TaskGang | None:
+    """What the task of a new lease gets to know about the other members; None if it has no gang.
+
+    If one of them holds no lease any more, the next `watch` stops the gang.
+    """
+    request = snapshot.holders.get(lease.request_id)
+    if request is None or not request.gang:
+        return None
+    member = _member(request)
+    leases: dict[int, Lease] = {}
+    for member_lease in snapshot.leases:
+        holder = snapshot.holders.get(member_lease.request_id)
+        if holder is not None and holder.gang == request.gang:
+            leases[holder.map_index - member.first_index] = member_lease
+    ranks = range(request.gang_size)
+    return TaskGang(
+        name=request.gang,
+        rank=member.rank,
+        hosts=tuple(workers[leases[rank].worker_id].host if rank in leases else "" for rank in ranks),
+        leader=leases[0].id if 0 in leases else "",
+        first_index=member.first_index,
+        network=network_settings(workers[lease.worker_id].labels),
+    )
 
 
 def _break_cause(holder: PendingRequest, states: MemberStates, newest: Mapping[str, GangAttempt]) -> str:

@@ -1,6 +1,5 @@
-"""Leases in Airflow's scheduler, from dispatch to release.
+"""What is known about leases in Airflow's scheduler, beside the life of their runs.
 
-`lease_keeper` watches the leases of running tasks and returns `lease_events`, and `event_handler` acts on them.
-`lease_use` tells whether a task may start under a lease that it has already.
-`recovery` sends tasks back, `preemption` takes leases back, and `cluster_events` reads what a cluster reports.
+`lease_use` tells whether a task may start under a lease that it has already. `recovery` sends tasks back,
+`cluster_events` reads what a cluster reports, and `spans` emits traces.
 """

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -141,14 +141,14 @@ class TaskRecovery:
         """The request with its next alternative first, if it has waited too long, and the reasons."""
         return request_after_waiting(request, waited_s, self._rules)
 
-    def marked(self, snapshot: Snapshot) -> tuple[Worker, ...]:
-        """The workers, marked if a waiting request avoids them; the same object while nothing changed."""
+    def with_marks(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with its workers marked that a waiting request avoids; the same ones while nothing changed."""
         workers, pending = snapshot.workers, snapshot.pending
         if self._marked[0] is not workers or self._marked[1] is not pending:
             alternatives = ((request.request, a) for request in pending for a in request.request.alternatives)
             avoiding = [request for request, alternative in alternatives if AVOIDED_LABEL in alternative.labels]
             self._marked = workers, pending, with_avoided_labels(workers, avoiding) if avoiding else workers
-        return self._marked[2]
+        return replace(snapshot, workers=self._marked[2])
 
 
 def _read(keys: Collection[Any]) -> dict[Any, Any]:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import MAX_DURATION_S, NO_ESTIMATES, Estimates, TaskName, decayed
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.run import MeasuredSpeed, Run, RunEnd
+from hetero_airflow.model.run import EndedRun, MeasuredSpeed, RunEnd
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.learning.progress_fit import with_measured_speeds
 from hetero_airflow.scheduling.learning.speed_fit import (
@@ -96,7 +96,7 @@ class Learner:
         self._estimates = self.estimates(device_classes)
         return self._estimates
 
-    def learn(self, runs: Iterable[Run]) -> list[str]:
+    def learn(self, runs: Iterable[EndedRun]) -> list[str]:
         """Learn from runs, oldest first; a text for each run with impossible values, from which nothing is learned."""
         problems = []
         for run in runs:
@@ -120,7 +120,7 @@ class Learner:
         for speed in measured:
             _put_last(self._measured, (speed.task, speed.device_class), speed, MAX_PAIRS)
 
-    def _add(self, run: Run, seconds: ClassSeconds) -> None:
+    def _add(self, run: EndedRun, seconds: ClassSeconds) -> None:
         """Learn from a run and the time for which it held its devices, earlier parts included."""
         if run.end is not RunEnd.PAUSED:
             used = {name: run.devices * class_s for name, class_s in seconds.items()}

@@ -15,7 +15,7 @@ from hetero_airflow.errors import shorten
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL, Claim, Lease, LeaseState
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
@@ -215,7 +215,7 @@ def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:
     return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}
 
 
-def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> tuple[Run, ...]:
+def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> tuple[EndedRun, ...]:
     """The newest `MAX_RUNS` leases that ended after this sequence in a known way."""
     rows = connection.execute(
         select(
@@ -245,7 +245,9 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
         held_s = (row.ended_at - row.granted_at).total_seconds()
         task, end = (row.dag_id, row.task_id), RunEnd(row.outcome)
         runs.append(
-            Run(row.changed, row.request_id, task, alternative, *leased, held_s, end, row.ended_at, attained_service_s)
+            EndedRun(
+                row.changed, row.request_id, task, alternative, *leased, held_s, end, row.ended_at, attained_service_s
+            )
         )
     return tuple(runs)
 

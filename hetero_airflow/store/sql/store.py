@@ -16,7 +16,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import MeasuredSpeed, Run
+from hetero_airflow.model.run import EndedRun, MeasuredSpeed
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
@@ -129,7 +129,7 @@ class SqlStore:
         with read_transaction(self._engine) as connection:
             return read_health(connection)
 
-    def runs(self, since: int = 0) -> tuple[Run, ...]:
+    def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends."""
         with read_transaction(self._engine) as connection:
             return read_runs(connection, since, self._read_request)

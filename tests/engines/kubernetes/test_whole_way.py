@@ -16,11 +16,14 @@ from hetero_airflow.contract.envelope import pack_request, read_lease
 from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.executor import observer
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.build import Outside, make_dispatcher
 from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.leases import lease_keeper
+from hetero_airflow.executor.events import Adopted, Read
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.executor.runs import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
@@ -49,19 +52,21 @@ class Bench:
             "priority", "p", "hetero", lease_timeout_s, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler"
         )
         callbacks = SchedulerCallbacks(
-            report=lambda *report: self.reports.append(report),
+            report=self.report,
             note=lambda key, text: self.notes.append(text),
             renew_token=lambda workload, valid_s: None,
         )
-        self.dispatcher = Dispatcher(
-            configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
-            edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
-            signer=SIGNER,
-            api=an_api_that_answers(),
-        )  # fmt: skip
-        self.keeper = self.dispatcher.keeper
+        edges, self.runs = SimpleNamespace(refresh=lambda dag_ids: {}), Runs()
+        api_watch = an_api_that_answers()
+        outside = Outside(self.store, self.engine, self.tasks, edges, api_watch, callbacks, SystemClock(), SIGNER)
+        self.dispatcher = make_dispatcher(configuration, PriorityPolicy(), self.runs, outside, 600)
         self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current, SIGNER))
         self.engine.cluster.watch()
+
+    def report(self, key, state, info, is_noted):
+        """What is reported by itself; `ends` has what the engine reports."""
+        if type(state) is str:
+            self.reports.append((key, state, info))
 
     def workload(self, name, request_id):
         """A task that Airflow has queued."""
@@ -77,15 +82,20 @@ class Bench:
         request_id = request_id or str(uuid4())
         workload = self.workload(name, request_id)
         workload.ti.executor_config = {"hetero": pack_request([{"device": device, **fields}])}
-        self.dispatcher.queue.add(workload, DeviceRequest.parse(device, **fields), datetime.now(UTC))
+        task = PendingTask(workload, DeviceRequest.parse(device, **fields), datetime.now(UTC))
+        run = self.runs.arrive(workload.key, request_id, workload)
+        self.dispatcher.commands.apply([(run, Read(task))], task.since)
         return workload.key, request_id
 
+    def take_over(self, key, lease):
+        """Airflow gives this scheduler a task that runs."""
+        run = self.runs.arrive(key, lease.request_id, None)
+        self.dispatcher.commands.apply([(run, Adopted(lease, is_live=True))], datetime.now(UTC))
+
     def beat(self):
-        for key, (state, _) in self.engine.collect().items():
-            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                self.ends.append((key, state))
-                self.keeper.end(key, "the task ended")
-        now = datetime.now(UTC)
+        now, events = datetime.now(UTC), self.engine.collect()
+        self.ends += [(key, state) for key, (state, _) in events.items() if state in ("success", "failed")]
+        self.dispatcher.take_reports(events, now)
         self.dispatcher.place_tasks(now)
         self.engine.heartbeat()
         self.dispatcher.maintain(now)
@@ -108,7 +118,7 @@ def bench(tmp_path, monkeypatch):
     with running_api() as (api, host):
         for name, value in executor_options(host, tmp_path).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(lease_keeper, "_WATCH_EVERY_S", 0.1)
+        monkeypatch.setattr(observer, "_WATCH_EVERY_S", 0.1)
         monkeypatch.setattr(
             KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: TaskInstanceState.SUCCESS
         )
@@ -135,12 +145,12 @@ def test_two_tasks_take_turns_on_the_one_gpu_of_a_node(bench):
         bench.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
         bench.api.bind(name, "gpu-1")
         bench.api.set_status(name, {"phase": "Running"})
-        bench.until(lambda number=number: len(bench.dispatcher.queue.tasks) == 1 - number)
+        bench.until(lambda number=number: len(bench.runs.queued) == 1 - number)
         bench.tasks.rows[request_id] = TaskProcess("success", 7, name, datetime.now(UTC))
         bench.api.set_status(name, {"phase": "Succeeded"})
-        bench.until(lambda key=key: key not in bench.keeper.running)
+        bench.until(lambda key=key: key not in bench.runs.leased)
     bench.until(lambda: not bench.store.snapshot().leases)
-    # the keeper may find the end of a process before KubernetesExecutor reports it
+    # a look may find the end of a process before KubernetesExecutor reports it
     assert all(state == "success" for _, state, _ in bench.reports)
 
 
@@ -184,7 +194,7 @@ def test_a_pod_that_is_killed_for_memory_comes_again_with_twice_as_much_and_the_
     first = bench.started(request_id)
     bench.tasks.rows[request_id] = TaskProcess(state, 7, first["metadata"]["name"], datetime.now(UTC))
     bench.api.set_status(first["metadata"]["name"], OOM_KILLED)
-    bench.until(lambda: key not in bench.keeper.running)
+    bench.until(lambda: key not in bench.runs.leased)
     bench.until(lambda: not bench.store.snapshot().leases)
     assert (bench.tasks.sent_back, bench.reports) == ([request_id], [])
     (record,) = failures[key]
@@ -210,12 +220,12 @@ def test_an_end_that_the_supervisor_reported_is_not_reported_again(bench, failur
 def test_the_end_of_a_task_that_airflow_has_queued_again_is_not_reported(bench, failures):
     key, request_id = bench.hold("a", "gpu", quota={"host_memory": "4GiB"})
     name = bench.started(request_id)["metadata"]["name"]
-    bench.until(lambda: not bench.dispatcher.queue.tasks)
+    bench.until(lambda: not bench.runs.queued)
     bench.hold("a", "gpu", request_id, quota={"host_memory": "4GiB"})
     bench.api.set_status(name, OOM_KILLED)
     bench.until(lambda: len(bench.api.pods()) == 2)
     assert (failures, bench.tasks.sent_back, bench.reports) == ({}, [], [])
-    assert list(bench.keeper.running) == [key]
+    assert list(bench.runs.leased) == [key]
 
 
 _LIMIT = "resources: {limits: {memory: 4Gi}}"

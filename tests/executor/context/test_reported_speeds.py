@@ -12,7 +12,7 @@ from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress, Reported
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.context.reported_speeds import FIRST_S, OFTEN_S
 from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED
-from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 
 A100 = "nvidia/a100-sxm4-40gb"
 
@@ -44,13 +44,13 @@ def wait(bench, seconds):
 def report(bench, lease, steps_per_s=2.0, seconds=60.0, total=None, **changes) -> str:
     now = bench.clock.now()
     speed = ReportedSpeed(steps_per_s=steps_per_s, deviation=0.02, steps=round(steps_per_s * seconds), seconds=seconds)
-    progress = Progress(step=5, at=now, phase=Phase.STEPPING, total=total)
+    progress = Progress(step=5, at=now, phase=ProgressPhase.STEPPING, total=total)
     value = LeaseProgress(lease_id=lease.id, progress=progress, reported_at=now, speed=speed)
     return json.dumps(json.loads(value.model_dump_json()) | changes)
 
 
 def estimated(bench) -> float | None:
-    return bench.dispatcher._context.estimates.speed(("dag", "train"), A100)
+    return bench.dispatcher.context.estimates.speed(("dag", "train"), A100)
 
 
 def test_a_reported_speed_is_learned_at_once_and_kept(running, reports):
@@ -68,7 +68,7 @@ def test_a_run_that_says_how_many_steps_there_are_has_an_expected_end(running, r
     reports[0]["train"] = report(bench, lease, total=total)
     reported_at = bench.clock.now()
     wait(bench, FIRST_S + 10)
-    ends = bench.dispatcher._context.estimates.reported_ends
+    ends = bench.dispatcher.context.estimates.reported_ends
     assert ends == {lease.id: reported_at + timedelta(seconds=remaining_s)}
 
 
@@ -78,7 +78,7 @@ def test_a_report_from_the_end_of_time_stops_nothing(running, reports):
     value["progress"]["at"] = "9999-12-31T23:59:59Z"
     reports[0]["train"] = json.dumps(value)
     wait(bench, FIRST_S + 10)
-    (end,) = bench.dispatcher._context.estimates.reported_ends.values()
+    (end,) = bench.dispatcher.context.estimates.reported_ends.values()
     assert end < bench.clock.now() + timedelta(seconds=497)
 
 

@@ -23,7 +23,7 @@ class Gang:
         self.ids = {}
         self.notices = []
         bench.tasks.gangs[GANG] = dict.fromkeys((0, 1))
-        bench.dispatcher._preemptions.notify = lambda lease, cause, now, grace=None: self.notices.append(
+        bench.dispatcher.gangs._notify = lambda lease, cause, now, grace=None: self.notices.append(
             (self.rank(lease.request_id), cause, grace)
         )
 
@@ -51,7 +51,7 @@ class Gang:
         """Its process has ended, and its lease is free."""
         self.set(rank, state)
         self.bench.engine.alive.pop(self.bench.lease(self.ids[rank]).id)
-        self.bench.keeper.end(f"rank-{rank}", "the task ended")
+        self.bench.end(f"rank-{rank}")
 
     def leases(self):
         return [read_lease(workload.ti.context_carrier) for workload in self.bench.engine.started]
@@ -182,9 +182,9 @@ def test_a_task_with_too_few_instances_for_its_gang_fails(bench, gang):
 def test_a_rank_that_is_dropped_leaves_the_others_waiting(bench, gang):
     for rank in (0, 1):
         gang.queue(rank)
-    bench.dispatcher.drop("rank-1", "Airflow revoked it")
+    bench.dispatcher.revoke("rank-1", bench.clock.now())
     bench.beat(2)
-    assert (bench.started, list(bench.dispatcher.queue.tasks)) == ([], ["rank-0"])
+    assert (bench.started, list(bench.queued)) == ([], ["rank-0"])
 
 
 def test_two_gangs_of_one_task_do_not_mix(bench):
@@ -259,7 +259,7 @@ class ElasticGang:
         self.bench.tasks.gangs[self.name][rank] = state
         self.bench.tasks.rows[id_] = TaskProcess(state)
         self.bench.engine.alive.pop(self.bench.lease(id_).id)
-        self.bench.keeper.end(f"rank-{rank}", "the task ended")
+        self.bench.end(f"rank-{rank}")
 
     def occupy_one(self):
         id_ = self.bench.hold("other")
@@ -287,7 +287,7 @@ def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench,
     bench.beat(2, times=14)
     assert (bench.started, set(waits(bench).values())) == (["other"], {f"{gang.name} #1"})
     bench.beat(2, times=3)
-    assert (bench.started, list(bench.dispatcher.queue.tasks), waits(bench)) == (
+    assert (bench.started, list(bench.queued), waits(bench)) == (
         ["other", "rank-0", "rank-1"],
         ["rank-2"],
         {},
@@ -312,11 +312,11 @@ def test_a_rank_that_was_left_out_is_done_when_the_others_have_ended_well(make_b
     ids = gang.start_two()
     gang.end(0, ids[0], "success")
     bench.beat(2)
-    assert (bench.tasks.finished, list(bench.dispatcher.queue.tasks)) == ([], ["rank-2"])
+    assert (bench.tasks.finished, list(bench.queued)) == ([], ["rank-2"])
     gang.end(1, ids[1], "success")
     bench.beat(1)
     bench.beat(2)
-    assert (bench.tasks.finished, bench.dispatcher.queue.tasks, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
+    assert (bench.tasks.finished, bench.queued, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
 
 
 def test_a_rank_that_was_left_out_is_included_when_the_gang_is_placed_again(make_bench):
@@ -330,7 +330,7 @@ def test_a_rank_that_was_left_out_is_included_when_the_gang_is_placed_again(make
     bench.beat(2, times=3)
     assert set(waits(bench).values()) == {f"{gang.name} #1"}
     assert len(waits(bench)) == 3
-    bench.keeper.end("other", "the task ended")
+    bench.end("other")
     bench.engine.alive.clear()
     bench.beat(2, times=2)
     assert bench.started[3:] == ["rank-0", "rank-1", "rank-2"]

@@ -8,7 +8,6 @@ from airflow.utils.state import TaskInstanceState
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.executor.leases import recovery
-from hetero_airflow.executor.leases.end_reports import EndReports
 
 SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
 
@@ -27,7 +26,8 @@ def executor(bench, monkeypatch):
     bench.engine.traits = replace(bench.engine.traits, names_runs=False)
     bench.store.invalidate = lambda: None
     executor._engine = bench.engine
-    executor._use(bench.store, bench.dispatcher)
+    executor._use(bench.dispatcher)
+    bench.pass_on = executor._report
     return executor
 
 
@@ -54,6 +54,11 @@ def run_again(bench, id_):
     assert bench.started == ["a", "a"]
 
 
+def is_over(bench):
+    """Whether a report of a failure counts."""
+    return bench.end("a", FAILED)[1]
+
+
 def ends(executor):
     """The states that Airflow's scheduler gets."""
     return {key: state for key, (state, _) in executor.get_event_buffer().items()}
@@ -63,15 +68,19 @@ def test_a_failure_report_of_a_task_that_runs_all_the_same_is_not_believed(bench
     """A copy that a dead scheduler had dispatched got there first; ours was turned away by Airflow."""
     id_, lease = hand_over(bench)
     bench.run(id_)
-    reports = EndReports(bench.keeper, bench.engine)
-    assert not reports.is_over("a", (FAILED, None))
+    assert not is_over(bench)
     bench.engine.alive.clear()
-    assert not reports.is_over("a", (FAILED, None)), "its supervisor failed; the keeper finds out what is left"
-    bench.on_a_cluster({})
-    assert reports.is_over("a", (FAILED, None)), "a pod that failed runs no more"
+    assert not is_over(bench), "its supervisor failed; the next looks find out what is left"
     bench.engine.alive = {lease.id: [100]}
     bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
-    assert reports.is_over("a", (FAILED, None))
+    assert is_over(bench)
+
+
+def test_a_pod_that_failed_runs_no_more(bench):
+    id_, _ = hand_over(bench)
+    bench.run(id_)
+    bench.on_a_cluster({})
+    assert is_over(bench)
 
 
 @pytest.mark.parametrize("state", [SUCCESS, FAILED])
@@ -80,26 +89,26 @@ def test_the_report_of_a_run_that_was_lost_does_not_end_the_next_one(bench, exec
     id_, _ = hand_over(bench)
     bench.run(id_)
     lose(bench, id_)
-    executor._process_ends({"a": (state, None)})
+    executor._process_ends({"a": (state, None)}, bench.clock.now())
     assert ends(executor) == {}, "Airflow would fail the task that it is about to queue"
     run_again(bench, id_)
-    assert not executor._process_ends({"a": (state, None)}), "before the second run has begun"
+    assert not executor._process_ends({"a": (state, None)}, bench.clock.now()), "before the second run has begun"
     bench.clock.advance(1)
     bench.run(id_)
     bench.engine.alive.clear()  # no heartbeat of the worker's agent has named it yet
-    assert not executor._process_ends({"a": (state, None)}), "after it has begun"
-    assert (ends(executor), list(bench.keeper.running)) == ({}, ["a"])
+    assert not executor._process_ends({"a": (state, None)}, bench.clock.now()), "after it has begun"
+    assert (ends(executor), list(bench.runs.leased)) == ({}, ["a"])
 
 
 def test_a_report_that_was_not_believed_counts_as_soon_as_airflow_agrees(bench, executor):
     """EdgeExecutor reports a task once: the end of the second run comes without a report."""
     id_, _ = hand_over(bench)
     bench.run(id_)
-    assert not executor._process_ends({"a": (FAILED, None)})
-    assert not executor._process_ends({})
+    assert not executor._process_ends({"a": (FAILED, None)}, bench.clock.now())
+    assert not executor._process_ends({}, bench.clock.now())
     bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
-    assert executor._process_ends({})
-    assert bench.keeper.running == {}
+    assert executor._process_ends({}, bench.clock.now())
+    assert bench.runs.leased == {}
     assert ends(executor) == {"a": FAILED}, "Airflow ignores it: the task has its state"
 
 
@@ -108,10 +117,10 @@ def test_the_report_of_another_schedulers_run_is_judged_alike(bench, executor, m
     id_, lease = hand_over(bench)
     bench.run(id_)
     heir = make_bench(bench.store, clock=bench.clock, engine=bench.engine, tasks=bench.tasks)
-    executor._use(heir.store, heir.dispatcher)
-    heir.keeper.begin("a", lease)
-    assert not executor._process_ends({"a": (FAILED, None)})
-    assert list(heir.keeper.running) == ["a"]
+    executor._use(heir.dispatcher)
+    heir.take_over("a", lease)
+    assert not executor._process_ends({"a": (FAILED, None)}, bench.clock.now())
+    assert list(heir.runs.leased) == ["a"]
 
 
 def test_a_task_that_was_rescheduled_and_queued_at_once_is_over(bench, executor):
@@ -122,7 +131,7 @@ def test_a_task_that_was_rescheduled_and_queued_at_once_is_over(bench, executor)
     bench.hold("a")
     bench.tasks.rows[id_] = replace(row, state="queued")
     bench.engine.alive.clear()
-    assert executor._process_ends({"a": (SUCCESS, None)})
+    assert executor._process_ends({"a": (SUCCESS, None)}, bench.clock.now())
     assert ends(executor) == {}
     bench.beat(1)
     assert bench.started == ["a", "a"]
@@ -130,11 +139,10 @@ def test_a_task_that_was_rescheduled_and_queued_at_once_is_over(bench, executor)
 
 
 def test_ends_that_never_come_do_not_pile_up(bench, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.executor.leases.lease_keeper._MAX_UNREPORTED", 2)
+    monkeypatch.setattr("hetero_airflow.executor.runs.MAX_REMEMBERED", 2)
     for name in ("a", "b", "c"):
-        bench.hold(name)
-        bench.beat()
-        bench.keeper.end(name, "test")
+        id_ = bench.start(name)
         bench.engine.alive.clear()
-        bench.beat(1)
-    assert list(bench.keeper.unreported) == ["b", "c"]
+        bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
+        bench.beat(5, times=3)
+    assert list(bench.runs.unreported) == ["b", "c"]

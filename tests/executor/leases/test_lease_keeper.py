@@ -22,7 +22,7 @@ def states(bench, name="a"):
 def test_the_processes_of_many_ended_tasks_are_one_line_of_log(bench, caplog):
     leases = [start(bench, name, "gpu")[1].id for name in "ab"]
     for name in "ab":
-        bench.keeper.end(name, "the task ended")
+        bench.end(name)
     bench.beat(1, times=3)
     (line,) = [record.getMessage() for record in caplog.records if "processes still run" in record.getMessage()]
     assert line.startswith("The tasks of 2 leases are over, but their processes still run.")
@@ -31,7 +31,7 @@ def test_the_processes_of_many_ended_tasks_are_one_line_of_log(bench, caplog):
 
 def test_a_lease_is_freed_only_when_its_processes_are_gone(bench, caplog):
     _, lease = start(bench)
-    bench.keeper.end("a", "the task ended")
+    bench.end("a")
     bench.beat(1)
     assert states(bench) == [LeaseState.ACTIVE]
     assert bench.engine.signals == [(lease.id, signal.SIGTERM)]
@@ -46,7 +46,7 @@ def test_a_lease_is_freed_only_when_its_processes_are_gone(bench, caplog):
 
 def test_leases_of_what_runs_and_of_what_ends_slowly_are_renewed(bench):
     start(bench)
-    bench.keeper.end("a", "the task ended")
+    bench.end("a")
     bench.beat(15, times=20)
     assert states(bench) == [LeaseState.ACTIVE]
 
@@ -82,7 +82,7 @@ def test_what_was_killed_for_memory_before_airflow_heard_of_it_is_lost_and_not_j
     id_ = bench.hold("a")
     bench.beat()
     lost = []
-    bench.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
+    bench.commands._send_back = lambda run, now: not lost.append(run.lease.id)
     lease = bench.lease(id_)
     bench.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
     bench.beat(5, times=2)
@@ -147,7 +147,7 @@ def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_dev
     bench.engine.alive.clear()
     bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
     bench.beat(5, times=4)
-    assert (bench.reports, bench.keeper.running) == (reports, {})
+    assert (bench.reports, bench.runs.leased) == (reports, {})
     assert states(bench) == [LeaseState.RELEASED]
 
 
@@ -185,10 +185,10 @@ def test_a_lease_whose_task_waits_again_is_not_taken_for_one_that_may_start(benc
     bench.engine.liveness_of = lambda uses: {
         use.lease.id: Liveness.UNKNOWN if use.state == "queued" else Liveness.GONE for use in uses
     }
-    bench.keeper.end("a", "its worker is lost", LeaseState.EVICTED)
+    bench.end("a")
     bench.tasks.rows[id_] = TaskProcess("queued")
     bench.beat()
-    assert states(bench) == [LeaseState.EVICTED]
+    assert states(bench) == [LeaseState.RELEASED]
 
 
 def test_a_task_whose_agent_alone_is_silent_keeps_its_devices(bench):
@@ -203,7 +203,7 @@ def test_an_adopted_task_that_ends_is_reported_since_no_engine_will(make_bench, 
     heir = make_bench(bench.store)
     heir.tasks.rows = bench.tasks.rows
     heir.engine.alive = bench.engine.alive
-    heir.keeper.begin("a", lease)
+    heir.take_over("a", lease)
     heir.beat(5)
     heir.engine.alive.clear()
     heir.tasks.rows[id_] = TaskProcess("success", 100, "here", heir.clock.now())
@@ -216,7 +216,7 @@ def test_a_cleared_task_is_over_for_its_old_try(make_bench, bench):
     """Its row is history under the old id; what runs under it is being stopped by Airflow."""
     id_, lease = start(bench)
     heir = make_bench(bench.store)
-    heir.keeper.begin("a", lease)
+    heir.take_over("a", lease)
     heir.engine.alive = {lease.id: [100]}
     heir.tasks.rows[id_] = TaskProcess(None, 100, "here", heir.clock.now())
     heir.beat(5, times=4)

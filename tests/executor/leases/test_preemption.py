@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
+from hetero_airflow.executor import command_runner
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
-from hetero_airflow.executor.leases import preemption
+from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.runtime.progress_file import Progress
 
@@ -15,9 +16,9 @@ from hetero_airflow.runtime.progress_file import Progress
 def written(monkeypatch):
     """(key, name) → JSON text, in place of Airflow's task state store."""
     texts = {}
-    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: texts.__setitem__((key, name), text))
+    monkeypatch.setattr(command_runner, "write_state", lambda key, name, text: texts.__setitem__((key, name), text))
     monkeypatch.setattr(
-        preemption, "read_states", lambda keys, name: {k: texts[k, name] for k in keys if (k, name) in texts}
+        reported_speeds, "read_states", lambda keys, name: {k: texts[k, name] for k in keys if (k, name) in texts}
     )
     return texts
 
@@ -42,7 +43,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     assert (notice.notice.by - bench.clock.now()).total_seconds() == 60
     assert bench.notes[0][0] == "low"
     assert "preempted" in bench.notes[0][1]
-    assert bench.dispatcher.queue.tasks["urgent"].logged_wait.startswith("Waiting for 2 × gpu: preempting")
+    assert bench.queued["urgent"].logged_wait.startswith("Waiting for 2 × gpu: preempting")
 
     # it saves and ends; Airflow puts it back into the queue, with the same try
     bench.tasks.rows[low] = TaskProcess("up_for_reschedule")
@@ -61,7 +62,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
 def test_where_nothing_is_to_be_saved_the_time_is_up_at_once(bench, written):
     id_ = bench.start("a")
     now = bench.clock.now()
-    bench.dispatcher._preemptions.notify(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
+    bench.commands.notify(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
     assert LeaseNotice.model_validate_json(written["a", PREEMPT]).notice.by == now
 
 
@@ -86,7 +87,7 @@ def test_a_state_store_that_is_out_of_order_stops_nobody_but_the_task_in_the_end
     def broken(*_):
         raise RuntimeError("no backend")
 
-    monkeypatch.setattr(preemption, "write_state", broken)
+    monkeypatch.setattr(command_runner, "write_state", broken)
     low = preempted(bench, written)
     assert "could not be told" in caplog.text
     bench.beat(10, times=8)
@@ -126,7 +127,6 @@ def test_a_notice_of_a_dead_scheduler_is_sent_again(bench, written):
     low = preempted(bench, written)
     lease = bench.lease(low)
     written.clear()
-    bench.dispatcher._preemptions._notified.clear()
-    bench.keeper.begin("low", lease)
+    bench.take_over("low", lease)
     bench.beat(1)
     assert LeaseNotice.model_validate_json(written["low", PREEMPT]).lease_id == lease.id

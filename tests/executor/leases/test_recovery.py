@@ -8,8 +8,9 @@ import pytest
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.engines.engine import TerminationCause
-from hetero_airflow.executor.leases import preemption, recovery
-from hetero_airflow.executor.leases.lease_keeper import LeaseFreed
+from hetero_airflow.executor import command_runner
+from hetero_airflow.executor.leases import recovery
+from hetero_airflow.executor.run import Phase, Run
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.worker import Inventory
@@ -125,7 +126,7 @@ def test_a_task_whose_node_could_not_start_its_pod_is_sent_back_and_goes_elsewhe
     ],
 )
 def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, earlier, rules, why):
-    bench.dispatcher._recovery._rules = parse_rules(rules)
+    bench.commands.recovery._rules = parse_rules(rules)
     states["a"] = [
         failure(token=100 + number, failure_class="host_memory", host_memory_bytes=size)
         for number, size in enumerate(earlier)
@@ -140,7 +141,7 @@ def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, ea
 def test_a_loss_that_was_on_record_when_its_scheduler_died_counts_once(bench, states):
     id_, lease = kill(bench)
     record = list(states["a"])
-    bench.keeper.begin(Key("a"), lease)  # the next scheduler adopts it before it was sent back
+    bench.take_over(Key("a"), lease)  # the next scheduler adopts it before it was sent back
     bench.beat(5, times=2)
     assert (states["a"], bench.tasks.sent_back) == (record, [id_, id_])
 
@@ -179,16 +180,16 @@ def test_a_task_that_never_ran_before_costs_no_look_into_the_state_store(bench, 
 
 def free(bench, key, lease):
     """The processes of a run that was lost are gone."""
-    events = bench.dispatcher.lease_events
-    events.take_freed(LeaseFreed(key, lease, None, events.explain(key, lease, None)), bench.clock.now())
+    run = Run(key, lease.request_id, Phase.OVER, lease=lease)
+    bench.commands._learn_from(run, None, bench.commands._explain(run, None), bench.clock.now())
 
 
 def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, states):
     reported = []
-    bench.dispatcher._health.report = lambda failure, task: reported.append((failure.failure_class, task))
+    bench.commands.health.report = lambda failure, task: reported.append((failure.failure_class, task))
     id_ = bench.start("a")
     lease = bench.lease(id_)
-    (key,) = bench.keeper.running
+    (key,) = bench.runs.leased
     states[key] = [failure(failure_class="hardware", token=lease.token)]
     for freed in (lease, lease.model_copy(update={"token": 99})):
         free(bench, key, freed)
@@ -200,7 +201,7 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     bench.store.record([WorkerSeen(a_worker(engine=engine))], bench.clock.now())
     id_ = bench.start("a")
     lease = bench.lease(id_)
-    (key,) = bench.keeper.running
+    (key,) = bench.runs.leased
     device_id = lease.claims[0].device_id
     fields = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
     states[key] = [failure(failure_class="hardware", token=lease.token, **fields)]
@@ -211,14 +212,14 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
 
 def hear_xid(bench, xid, device_id="GPU-0"):
     """NVIDIA's driver tells of an error on this host."""
-    bench.dispatcher._health.host.take_inventory(Inventory(worker=a_worker()), bench.clock.now())
+    bench.dispatcher.health.host.take_inventory(Inventory(worker=a_worker()), bench.clock.now())
     bench.xids.append(XidEvent(uuid=device_id, xid=xid, at=bench.clock.now()))
 
 
 @pytest.fixture
 def listening(bench):
     bench.xids = []
-    host = bench.dispatcher._health.host
+    host = bench.dispatcher.health.host
     host._xids = SimpleNamespace(poll=lambda: [bench.xids.pop() for _ in list(bench.xids)])
     return bench
 
@@ -250,7 +251,7 @@ def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_ha
 ):
     id_ = listening.start("a")
     lease = listening.lease(id_)
-    (key,) = listening.keeper.running
+    (key,) = listening.runs.leased
     assert [claim.device_id for claim in lease.claims] == ["GPU-0"]
     unrelated = failure(failure_class="network", token=99)
     states[key] = [
@@ -271,7 +272,7 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
     listening.beat(60)
     listening.store.record([HoldLifted("worker-a", "GPU-0", HoldKind.QUARANTINED)], listening.clock.now())
     id_ = listening.start("a")
-    (key,) = listening.keeper.running
+    (key,) = listening.runs.leased
     states[key] = [failure(token=listening.lease(id_).token, failure_class="unknown", device_ids=("GPU-0",))]
     free(listening, key, listening.lease(id_))
     assert states[key][0]["failure_class"] == "unknown"
@@ -279,7 +280,9 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
 
 def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
     notices = {}
-    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: notices.__setitem__(key, json.loads(text)))
+    monkeypatch.setattr(
+        command_runner, "write_state", lambda key, name, text: notices.__setitem__(key, json.loads(text))
+    )
     staying, moves = bench.hold("stays"), bench.hold("moves")
     bench.beat()
     bench.run(staying)
@@ -305,7 +308,7 @@ def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(be
     (pending,) = bench.store.snapshot().pending
     assert (str(pending.request), pending.submitted_at) == (
         "1 × gpu or 2 × gpu",
-        bench.dispatcher.queue.tasks["a"].since,
+        bench.queued["a"].since,
     )
     bench.finish("blocker")
     bench.beat(1)
@@ -317,12 +320,12 @@ def test_a_new_scheduler_keeps_the_order_of_the_alternatives(bench, states):
     bench.start("blocker", "gpu:2")
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
     bench.beat(50, times=40)
-    task = bench.dispatcher.queue.tasks["a"]
+    task = bench.queued["a"]
     task.request = task.original_request = None  # as a scheduler sees it that has just adopted the task
     bench.beat(1)
-    assert str(bench.dispatcher.queue.tasks["a"].request) == "1 × gpu or 2 × gpu"
+    assert str(bench.queued["a"].request) == "1 × gpu or 2 × gpu"
     assert str(bench.store.snapshot().pending[0].request) == "1 × gpu or 2 × gpu"
-    assert id_ == bench.dispatcher.queue.tasks["a"].request_id
+    assert id_ == bench.queued["a"].request_id
 
 
 def test_no_task_asks_for_memory_that_only_another_host_has(bench, states):

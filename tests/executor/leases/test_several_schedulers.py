@@ -52,7 +52,7 @@ def test_a_new_run_waits_for_the_frozen_one_and_gets_a_lease_of_its_own(schedule
     first, second = schedulers
     id_, lease = run(first)
     first.beat(10)
-    first.keeper.mark_heartbeat_lost("a")
+    first.lose_heartbeat("a")
     first.beat(10)
     assert first.tasks.sent_back == [id_]
     queue_again(second, id_)
@@ -124,7 +124,7 @@ def test_what_another_scheduler_ended_is_dropped_without_a_word(schedulers, stat
     first.tasks.rows[id_] = TaskProcess(state, 100, "here", first.clock.now())
     first.beat(20, times=5)
     assert (first.engine.signals, first.reports, first.tasks.sent_back) == ([], [], [])
-    assert (first.keeper.running, first.started) == ({}, ["a"])
+    assert (first.runs.leased, first.started) == ({}, ["a"])
 
 
 def test_a_stale_keeper_leaves_the_healthy_rerun_alone(schedulers):
@@ -146,11 +146,11 @@ def test_a_stale_keeper_leaves_the_healthy_rerun_alone(schedulers):
 def test_the_end_of_a_lease_that_another_scheduler_ended_says_nothing(schedulers):
     first, _ = schedulers
     _, lease = run(first)
-    first.keeper.end("a", "the task ended")
+    first.end("a")
     move_lease(first.store, lease.id, lease.token, LeaseState.RELEASED, first.clock.now())
     first.engine.alive.clear()
-    assert first.keeper.free_ended(first.clock.now(), first.dispatcher.lease_events.explain) == []
-    assert first.keeper.request_ids() == set()
+    first.dispatcher.free_ended(first.clock.now())
+    assert first.runs.request_ids() == set()
 
 
 def test_the_process_of_another_run_is_never_taken_for_that_of_a_lease(schedulers):
@@ -172,7 +172,7 @@ def test_a_task_that_is_sent_back_keeps_its_place_in_the_queue_with_another_sche
     submitted_at = first.store.request_history("dag", "run", "a").pending.submitted_at
     first.hold("b", "gpu:2")
     first.beat(10)
-    first.keeper.mark_heartbeat_lost("a")
+    first.lose_heartbeat("a")
     first.beat(10)
     second.tasks.sent_back = first.tasks.sent_back
     queue_again(second, id_)

@@ -41,7 +41,7 @@ def tracer(exporter):
 def run_a_task(bench, try_carrier, state="success"):
     """A task waits for 3 s, and holds a device until its end 11 s later; the times of grant and end."""
     id_ = bench.hold("train", "gpu")
-    workload = bench.queue.tasks["train"].workload
+    workload = bench.queued["train"].workload
     workload.ti.context_carrier = try_carrier
     bench.tasks.trace_carrier = {id_: try_carrier}.get
     bench.beat(3)
@@ -57,7 +57,7 @@ def run_a_task(bench, try_carrier, state="success"):
 
 
 def test_the_spans_join_airflows_own_trace(bench, exporter, tracer, monkeypatch):
-    bench.dispatcher.starter.spans.tracer = tracer
+    bench.commands.spans.tracer = tracer
     queued_at = bench.clock.now() + timedelta(seconds=0.001)
     granted_at, ended_at = run_a_task(bench, carrier(TRY_SPAN))
     monkeypatch.setattr(airflow_routes, "tracer", tracer)
@@ -86,7 +86,7 @@ def test_the_spans_join_airflows_own_trace(bench, exporter, tracer, monkeypatch)
 
 
 def test_the_lease_of_a_failed_task_is_an_error(bench, exporter, tracer):
-    bench.dispatcher.starter.spans.tracer = tracer
+    bench.commands.spans.tracer = tracer
     run_a_task(bench, carrier(TRY_SPAN), "failed")
     _, lease = exporter.get_finished_spans()
     assert (lease.attributes["hetero.outcome"], lease.status.status_code) == ("failed", StatusCode.ERROR)
@@ -94,7 +94,7 @@ def test_the_lease_of_a_failed_task_is_an_error(bench, exporter, tracer):
 
 @pytest.mark.parametrize("odd", [None, {}, {"hetero": "lease"}, {"traceparent": "nonsense"}, carrier(TRY_SPAN, "00")])
 def test_without_a_span_of_airflow_or_a_sample_of_it_there_is_none_of_ours(bench, exporter, tracer, odd):
-    bench.dispatcher.starter.spans.tracer = tracer
+    bench.commands.spans.tracer = tracer
     run_a_task(bench, odd)
     assert exporter.get_finished_spans() == ()
 
@@ -102,12 +102,12 @@ def test_without_a_span_of_airflow_or_a_sample_of_it_there_is_none_of_ours(bench
 def test_without_traces_nothing_is_asked_of_the_database(bench, monkeypatch):
     assert airflow_tracer() is None
     assert isinstance(bench.store, MemoryStore)
-    assert bench.dispatcher.starter.spans.tracer is None
+    assert bench.commands.spans.tracer is None
     monkeypatch.setattr(bench.tasks, "trace_carrier", lambda id_: 1 / 0, raising=False)
     id_ = bench.hold("train", "gpu")
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess("success")
-    bench.keeper.end("train", "the task ended")
+    bench.end("train")
     bench.beat(10)
     assert not bench.store.snapshot().leases
 

@@ -99,7 +99,7 @@ def take_over(dead, heir, held):
         if state == "queued":
             heir.hold(key.task_id, "gpu", request_id)
         elif state == "running":
-            heir.dispatcher.starter.follow(key, leases[request_id])
+            heir.take_over(key, leases[request_id])
 
 
 def test_a_scheduler_that_is_killed_leaves_no_second_pod_and_no_overlap(schedulers):

@@ -10,7 +10,7 @@ from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
-from hetero_airflow.runtime.progress_file import Phase, Progress
+from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
@@ -134,7 +134,7 @@ def test_the_tasks_ahead_are_those_of_the_last_cycle(show, store, fleet):
 
 def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
     (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
-    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=Phase.STEPPING, total=500)
+    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=ProgressPhase.STEPPING, total=500)
     store.add_speeds([LeaseSpeed(lease.id, a_speed(ends={lease.id: LATER}))], EPOCH)
     with ask() as client:
         client.states[PROGRESS] = LeaseProgress(
