@@ -65,13 +65,9 @@ def make_dispatcher(
     recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, states)
     health = HealthWatch(store, HostHealth(configuration.worker_id))
 
-    def reaches(worker_id: str) -> bool:
-        worker = workers.current().get(worker_id)
-        return worker is not None and engine.reaches(worker)
-
-    resolver = RequestResolver(tasks, recovery, reaches)
+    resolver = RequestResolver(tasks, recovery, lambda worker_id: commands.reaches(worker_id))
     observer = Observer(
-        runs, store, engine, tasks, api, recovery, resolver,
+        runs, store, engine, tasks, workers, api, recovery, resolver,
         scheduler=scheduler, lease_timeout_s=configuration.lease_timeout_s, grace=grace,
     )  # fmt: skip
     commands = CommandRunner(
@@ -107,7 +103,7 @@ def make_dispatcher(
     )
     dispatcher = Dispatcher(
         runs, observer, commands, cycle, resolver,
-        PlacementChecks(policy, reaches, context, resolver),
+        PlacementChecks(policy, commands.reaches, context, resolver),
         GangRoster(store, runs, tasks, commands.notify),
         store, engine, tasks, workers, api, context,
         ClusterEvents(store, engine.cluster, callbacks.note),

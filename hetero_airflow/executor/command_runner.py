@@ -31,7 +31,7 @@ from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.gangs.roster import gang_of
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.leases.spans import LeaseSpans
-from hetero_airflow.executor.observer import Found, Observer
+from hetero_airflow.executor.observer import Observer, RunEvent
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
 from hetero_airflow.executor.run import Phase, Run
 from hetero_airflow.executor.runs import Runs
@@ -88,7 +88,7 @@ class CommandRunner:
     _placed: list[tuple[PendingTask, TaskLease, datetime]] = field(default_factory=list)
     """The placed tasks whose logs do not say so yet."""
 
-    def apply(self, found: Iterable[Found], now: datetime) -> None:
+    def apply(self, found: Iterable[RunEvent], now: datetime) -> None:
         """Let the table handle what was found, and carry out its commands."""
         frees: list[tuple[Run, LeaseMove]] = []
         stopped: list[Run] = []
@@ -97,9 +97,8 @@ class CommandRunner:
                 if isinstance(command, commands.Free):
                     frees.append((run, command.move))
                 else:
-                    stopped += (
-                        [run] if isinstance(command, commands.Signal) and command.number == signal.SIGTERM else []
-                    )
+                    if isinstance(command, commands.Signal) and command.number == signal.SIGTERM:
+                        stopped.append(run)
                     self._carry_out(run, command, now)
         _warn_of_processes(stopped)
         self._free(frees, now)
@@ -208,9 +207,7 @@ class CommandRunner:
             self.store.record([StartClaimed(lease.id, lease.token, self.scheduler)], now)
             lease = next((live for live in self.store.snapshot().leases if live.id == lease.id), lease)
         if lease.starter == self.scheduler:
-            self.outbox[:] = [
-                event for event in self.outbox if event.request_id != run.request_id
-            ]  # the store knows it
+            self.outbox[:] = [event for event in self.outbox if event.request_id != run.request_id]  # it is recorded
             with suppress(EngineError):  # the task has failed with it
                 self._start(run, lease)
 

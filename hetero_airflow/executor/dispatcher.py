@@ -39,8 +39,6 @@ from hetero_airflow.scheduling.cycle import Cycle, CycleInterrupted
 from hetero_airflow.scheduling.pending_events import with_pending_events
 from hetero_airflow.store.store import LeaseMove, RequestWithdrawn, WorkerSeen
 
-_NOT_WANTED = "Airflow does not want it any more"
-
 
 @dataclass
 class Dispatcher:
@@ -206,7 +204,7 @@ class Dispatcher:
         foreign = [request.id for request in pending if self.runs.of_request(request.id) is None]
         if foreign:
             queued = self.tasks.queued(foreign)
-            self.store.record([RequestWithdrawn(id_, _NOT_WANTED) for id_ in foreign if id_ not in queued], now)
+            self.store.record([RequestWithdrawn(id_, events.NOT_WANTED) for id_ in foreign if id_ not in queued], now)
 
     def _migrate_tasks(self, now: datetime) -> None:
         """Preempt the leases on devices that a person wants empty, so that their tasks go on elsewhere."""

@@ -15,6 +15,8 @@ from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import TaskLease
 
+NOT_WANTED = "Airflow does not want it any more"
+
 
 class Read(NamedTuple):
     """What a task that has arrived asks for."""
@@ -43,7 +45,7 @@ class Dropped(NamedTuple):
 
     text: str = ""
     """For its log; empty if the log says it already."""
-    cause: str = "Airflow does not want it any more"
+    cause: str = NOT_WANTED
 
 
 class Revoked(NamedTuple):
@@ -176,7 +178,7 @@ class LeaseGone(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """The lease is taken back: the task is told to save and end."""
+    """The lease is taken back: the task has to save and end."""
 
     notice: Notice
 

@@ -14,6 +14,7 @@ from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, LeaseSta
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
+from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.leases.lease_use import LeaseUse, lease_use, process_of_lease
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
@@ -40,7 +41,7 @@ _RETRY_TIME = timedelta(minutes=1)
 
 _DROPPED = "The task waits no longer, because its state in Airflow has changed. Its note and the audit log can say why."
 
-Found = tuple[Run, events.Event]
+RunEvent = tuple[Run, events.Event]
 EngineReport = tuple[Any, Any]
 """The state of a task that an engine reports, and what it says beside."""
 
@@ -58,6 +59,7 @@ class Observer:
         store: SqlStore,
         engine: AirflowEngine,
         tasks: TaskInstances,
+        workers: KnownWorkers,
         api: ExecutionApiWatch,
         recovery: TaskRecovery,
         resolver: RequestResolver,
@@ -70,6 +72,7 @@ class Observer:
         self._store = store
         self._engine = engine
         self._tasks = tasks
+        self._workers = workers
         self._api = api
         self._recovery = recovery
         self._resolver = resolver
@@ -87,7 +90,7 @@ class Observer:
         ends = ((run.key, run.denied_end) for run in self._runs.leased.values())
         return {key: (end.state, end.info) for key, end in ends if end is not None}
 
-    def reported(self, reports: Mapping[Any, EngineReport]) -> list[Found]:
+    def reported(self, reports: Mapping[Any, EngineReport]) -> list[RunEvent]:
         """What the engine reports of runs that are known here."""
         runs = {key: run for key in reports if (run := self._runs.reported(key)) is not None}
         sent_at = {key: run.held_lease.granted_at if run.phase in LEASED else run.sent_at for key, run in runs.items()}
@@ -132,7 +135,7 @@ class Observer:
             retry_after_s=self._recovery.delay_after_failed_starts(earlier),
         )
 
-    def watched(self, now: datetime) -> list[Found]:
+    def watched(self, now: datetime) -> list[RunEvent]:
         """What is known about the processes of all leased runs, if it is time to look."""
         leased = list(self._runs.leased.values())
         if self._api.outage is not None:
@@ -144,7 +147,7 @@ class Observer:
         snapshot = self._store.snapshot()
         lost_workers = {worker.id for worker in snapshot.workers if worker.state is WorkerState.LOST}
         live = {lease.id for lease in snapshot.leases}  # `renewed` judges the others: a row may show a newer run
-        found: list[Found] = []
+        found: list[RunEvent] = []
         for run in [run for run in leased if run.held_lease.id in live]:
             lease, status = run.held_lease, self._status(run)
             is_worker_lost = lease.worker_id in lost_workers
@@ -154,7 +157,7 @@ class Observer:
             found.append((run, event))
         return found
 
-    def renewed(self, now: datetime) -> list[Found]:
+    def renewed(self, now: datetime) -> list[RunEvent]:
         """Renew all leases, if it is time. The runs whose leases can't be renewed have lost them.
 
         The lease of an ended run on a host out of reach is left to expire: a scheduler of that host can tell whether
@@ -170,15 +173,11 @@ class Observer:
         ended = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
         lost = [run for run in self._runs.leased.values() if run.held_lease.id in ended]
         rows = self._rows(lost)
-        return [
-            (
-                run,
-                events.LeaseGone(
-                    rows.get(run.request_id, TaskProcess()), self._earlier_leases(run.key, run.held_lease)
-                ),
-            )
-            for run in lost
-        ]
+        found: list[RunEvent] = []
+        for run in lost:
+            earlier = self._earlier_leases(run.key, run.held_lease)
+            found.append((run, events.LeaseGone(rows.get(run.request_id, TaskProcess()), earlier)))
+        return found
 
     def _earlier_leases(self, key: Any, lease: Lease) -> tuple[Lease, ...] | None:
         history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
@@ -193,22 +192,24 @@ class Observer:
         history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != request_id:
             return None
-        reachable = {worker.id for worker in self._store.snapshot().workers if self._engine.reaches(worker)}
-        leases = (lease for lease in history.leases if lease.worker_id in reachable)
-        return max(leases, key=lambda lease: lease.token, default=None)
+        workers = self._workers.current()
+        leases = (lease for lease in history.leases if lease.worker_id in workers)
+        reachable = (lease for lease in leases if self._engine.reaches(workers[lease.worker_id]))
+        return max(reachable, key=lambda lease: lease.token, default=None)
 
-    def stopping(self, now: datetime) -> list[Found]:
+    def stopping(self, now: datetime) -> list[RunEvent]:
         """The runs whose grace time is over, and those that a dead scheduler preempted."""
-        found: list[Found] = []
+        found: list[RunEvent] = []
         for run in self._runs.leased.values():
-            if run.notice is not None and now >= run.notice.by + _FORCE_AFTER and not run.is_forced:
-                found.append((run, events.GraceOver()))
-            elif run.notice is None and run.held_lease.state is LeaseState.PREEMPTED:
+            if run.phase is Phase.STOPPING:
+                is_over = run.notice is not None and now >= run.notice.by + _FORCE_AFTER
+                found += [(run, events.GraceOver())] if is_over else []
+            elif run.phase is not Phase.LOST and run.held_lease.state is LeaseState.PREEMPTED:
                 cause = "taken back before this scheduler took it over"
                 found.append((run, events.Preempted(Notice(cause=cause, by=now + self._grace))))
         return found
 
-    def looked(self, now: datetime) -> list[Found]:
+    def looked(self, now: datetime) -> list[RunEvent]:
         """What is left of the runs that are over for Airflow."""
         self._now = now
         ending = list(self._runs.ending.values())
@@ -218,20 +219,15 @@ class Observer:
         held = [run for run in ending if run.held_lease.id in live]
         rows = self._rows(held)
         liveness = self._liveness_of_runs(held, rows)
-        return [
-            (
-                run,
-                events.Looked(
-                    id_ in live, rows.get(run.request_id, TaskProcess()), liveness.get(id_, Liveness.UNKNOWN)
-                ),
-            )
-            for run in ending
-            if (id_ := run.held_lease.id)
-        ]
+        found: list[RunEvent] = []
+        for run in ending:
+            id_, row = run.held_lease.id, rows.get(run.request_id, TaskProcess())
+            found.append((run, events.Looked(id_ in live, row, liveness.get(id_, Liveness.UNKNOWN))))
+        return found
 
     # -- runs that wait ------------------------------------------------------------------------------------------------
 
-    def waiting(self, snapshot: Snapshot, now: datetime) -> list[Found]:
+    def waiting(self, snapshot: Snapshot, now: datetime) -> list[RunEvent]:
         """What Airflow and the store know about the tasks that wait for devices.
 
         The store may know better: the answer to a commit may have been lost, and a scheduler that died may have
@@ -246,13 +242,13 @@ class Observer:
         found, new = compare(runs, snapshot, queued=self._queued(runs, now), kept=kept, uses=uses, now=now)
         return [*found, *self._resolver.resolved(new, snapshot, now)]
 
-    def unwanted_checks(self, now: datetime) -> list[Found]:
+    def unwanted_checks(self, now: datetime) -> list[RunEvent]:
         """The placement checks that Airflow does not want any more."""
         runs = list(self._runs.checking.values())
         queued = self._queued(runs, now)
         return [(run, events.Dropped()) for run in runs if run.request_id not in queued]
 
-    def held(self) -> list[Found]:
+    def held(self) -> list[RunEvent]:
         """The tasks that waited for the API server, which answers now."""
         runs = list(self._runs.held.values())
         queued = self._tasks.queued([run.request_id for run in runs])
@@ -320,7 +316,7 @@ class Observer:
         return self._engine.cluster.status(run.lease.id)
 
     def _is_in_reach(self, lease: Lease) -> bool:
-        worker = next((worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id), None)
+        worker = self._workers.current().get(lease.worker_id)
         return worker is None or self._engine.reaches(worker)
 
 
@@ -332,7 +328,7 @@ def compare(
     kept: Collection[str],
     uses: Mapping[str, LeaseUse],
     now: datetime,
-) -> tuple[list[Found], list[Run]]:
+) -> tuple[list[RunEvent], list[Run]]:
     """What was found out about runs that wait for devices, and those that the store does not know. Pure.
 
     :param queued: ids of the tasks that are still QUEUED in Airflow
@@ -341,7 +337,7 @@ def compare(
     """
     pending = {request.id: request for request in snapshot.pending}
     leases = {lease.request_id: lease for lease in snapshot.leases}
-    found: list[Found] = []
+    found: list[RunEvent] = []
     new: list[Run] = []
     for run in runs:
         id_, task, lease = run.request_id, run.waiting_task, leases.get(run.request_id)

@@ -40,7 +40,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     """Airflow knows of its process."""
     STOPPING = "stopping"
-    """It was told to save and end, and has until the end of its grace time."""
+    """It has a notice to save and end, and its grace time."""
     LOST = "lost"
     """Its process is gone or given up. The recovery rules decide whether it runs again with the same try."""
     ENDING = "ending"
@@ -103,7 +103,7 @@ class Run:
     sent_at: datetime | None = None
     """When the engine got it without a lease."""
     notice: Notice | None = None
-    """What it was told when it had to stop."""
+    """Why it has to stop, and until when it can save."""
     is_forced: bool = False
     """It did not stop in its grace time, and Airflow's row was changed."""
     over_since: datetime | None = None

@@ -417,7 +417,7 @@ TABLE: Mapping[type[Any], Mapping[Phase, Handler]] = {
     events.EngineEnded: {Phase.SENT: end_unleased} | dict.fromkeys(LEASED, end_by_engine)
     | dict.fromkeys({Phase.ENDING, Phase.OVER}, ignore_end),
     events.Watched: dict.fromkeys(LEASED, watch),
-    events.ApiAway: dict.fromkeys(LEASED - {Phase.LOST}, forgive),
+    events.ApiAway: dict.fromkeys(LEASED, forgive),
     events.HeartbeatLost: dict.fromkeys(LEASED, mark_heartbeat_lost),
     events.LeaseGone: dict.fromkeys(LEASED, lose_lease),
     events.Preempted: dict.fromkeys({Phase.HANDED_OVER, Phase.RUNNING}, preempt),
@@ -543,6 +543,7 @@ class Runs:
             displaced = group.get(place)
             if displaced is not None:
                 self._remove(displaced)
+                displaced.phase = Phase.OVER
             group[place] = run
         if run.phase in LEASED or run.phase is Phase.ENDING:
             if run.held_lease.id not in self._by_lease:

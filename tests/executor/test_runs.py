@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from airflow.utils.state import TaskInstanceState
@@ -17,6 +18,7 @@ from hetero_airflow.executor.events import (
     ApiAway,
     Dropped,
     EngineEnded,
+    Event,
     Failed,
     FoundLeftOver,
     FoundRunning,
@@ -85,17 +87,24 @@ def running(runs):
     return run
 
 
-def test_an_unexpected_event_is_told_and_changes_nothing(runs, running):
+def test_an_unexpected_event_is_remembered_and_changes_nothing(runs, running):
     assert runs.handle(running, Resolved(REQUEST), EPOCH) == []
     assert (running.phase, running.story[-1].event) == (Phase.RUNNING, "Resolved (unexpected)")
 
 
-def test_a_run_tells_its_last_transitions(runs, running):
+def test_a_run_remembers_its_last_transitions(runs, running):
     for _ in range(2 * MAX_STEPS):
         runs.handle(running, Resolved(REQUEST), EPOCH)
     runs.handle(running, EngineEnded(SUCCESS, None, TaskProcess("success")), EPOCH)
     assert len(running.story) == MAX_STEPS
     assert running.story[-1] == (EPOCH, "EngineEnded", Phase.ENDING, "the task ended")
+
+
+def test_an_outage_of_the_api_server_does_not_fill_the_story_of_a_lost_run(runs, running):
+    runs.handle(running, Watched(TaskProcess("running"), Liveness.GONE, is_worker_lost=True), EPOCH)
+    story = list(running.story)
+    runs.handle(running, ApiAway(), EPOCH)
+    assert (running.phase, list(running.story)) == (Phase.LOST, story)
 
 
 def test_the_end_is_reported_once_and_its_lease_is_freed_when_nothing_is_left(runs, running):
@@ -112,7 +121,7 @@ def test_the_end_is_reported_once_and_its_lease_is_freed_when_nothing_is_left(ru
 def test_a_run_that_another_one_takes_the_place_of_keeps_no_lease(runs, running):
     other = runs.arrive("a", "id-a", None)
     runs.handle(other, Adopted(the_lease(token=2), is_live=True), EPOCH)
-    assert list(runs.leased.values()) == [other]
+    assert (list(runs.leased.values()), running.phase) == ([other], Phase.OVER)
     runs.handle(other, LeaseGone(TaskProcess("success"), None), EPOCH)
     assert not runs.has_lease_of("id-a")
 
@@ -183,4 +192,5 @@ def check(runs):
 
 
 def test_every_kind_of_event_is_expected_somewhere():
-    assert all(handlers for handlers in TABLE.values())
+    assert set(TABLE) == set(get_args(Event))
+    assert all(TABLE.values())
