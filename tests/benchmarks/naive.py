@@ -1,16 +1,16 @@
 """The policy fifo in its plainest form: each request is matched with every worker. `bench_decide` compares with it.
 
-It uses the same rules (`judge`, `device_need`, `TightFitScorer`) and gets the same placements, but without shapes,
-states and rankings.
+It uses the same rules (`feasibility_of`, `device_need`, `TightFitScorer`) and gets the same placements, but without
+shapes, states and rankings. It ends at the first request that has to wait: from there on the policy keeps devices.
 """
 
 from __future__ import annotations
 
 from hetero_airflow.matching.feasibility import ResourceNeed, device_count, device_need, feasibility_of, host_need
 from hetero_airflow.matching.scoring import Allocation, TightFitScorer
-from hetero_airflow.matching.shapes import Shape, Shapes
+from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
-from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.snapshot import Snapshot
 
 Placed = tuple[str, str, int, tuple[str, ...]]
 """Request id, worker id, alternative, device ids."""
@@ -29,14 +29,12 @@ class Naive:
             self._held.append([Allocation(usage.share_milli, usage.memory_bytes) for usage in used])
 
     def decide(self) -> list[Placed]:
-        """The placements, in the order in which they are made."""
+        """The placements before the first request that has to wait, in the order in which they are made."""
         placed: list[Placed] = []
-        head: PendingRequest | None = None
         for pending in self._pending:
-            candidate = self._best(pending.request, None if head is None else head.request)
+            candidate = self._best(pending.request)
             if candidate is None:
-                head = head or pending
-                continue
+                break
             number, worker, takes, chosen = candidate
             for position, need in takes:
                 before = self._held[worker][position]
@@ -47,23 +45,22 @@ class Naive:
             placed.append((pending.id, slot.worker.id, number, tuple(slot.device_ids[p] for p in chosen)))
         return placed
 
-    def _best(self, request: DeviceRequest, head: DeviceRequest | None):
+    def _best(self, request: DeviceRequest):
         for number, alternative in enumerate(request.alternatives):
             best = None
             for worker in range(len(self._slots)):
-                candidate = self._fit(alternative, worker, head)
+                candidate = self._fit(alternative, worker)
                 if candidate is not None and (best is None or candidate[0] > best[0]):
                     best = (candidate[0], number, worker, candidate[1], candidate[2])
             if best is not None:
                 return best[1:]
         return None
 
-    def _fit(self, alternative: Alternative, worker: int, head: DeviceRequest | None):
+    def _fit(self, alternative: Alternative, worker: int):
         shape, held = self._slots[worker].shape, self._held[worker]
         verdict = feasibility_of(alternative, shape)
         if not verdict.is_servable:
             return None
-        reserved = self._reserved_needs(shape, head)
 
         def has_capacity(position: int, need: ResourceNeed) -> bool:
             share_milli, memory = shape.capacity[position]
@@ -71,10 +68,7 @@ class Naive:
                 share_milli - held[position].share_milli - need.share_milli,
                 memory - held[position].memory_bytes - need.memory_bytes,
             )
-            to_keep = reserved.get(position, ResourceNeed(0, 0))
-            return (not need.share_milli or free_after[0] >= to_keep.share_milli) and (
-                not need.memory_bytes or free_after[1] >= to_keep.memory_bytes
-            )
+            return (not need.share_milli or free_after[0] >= 0) and (not need.memory_bytes or free_after[1] >= 0)
 
         free = [p for p in verdict.usable if has_capacity(p, device_need(alternative, shape.devices[p]))]
         beside = host_need(alternative)
@@ -84,18 +78,3 @@ class Naive:
         terms = self._placement.terms(alternative, shape, held, verdict, chosen)
         takes = [(p, device_need(alternative, shape.devices[p])) for p in chosen]
         return sum(terms.values()), takes + ([(shape.cpu, beside)] if beside is not None else []), chosen
-
-    def _reserved_needs(self, shape: Shape, head: DeviceRequest | None) -> dict[int, ResourceNeed]:
-        needs: dict[int, ResourceNeed] = {}
-        for alternative in head.alternatives if head is not None else ():
-            verdict = feasibility_of(alternative, shape)
-            if not verdict.is_servable:
-                continue
-            takes = [(p, device_need(alternative, shape.devices[p])) for p in verdict.usable]
-            beside = host_need(alternative)
-            for p, need in takes + ([(shape.cpu, beside)] if beside is not None else []):
-                before = needs.get(p, ResourceNeed(0, 0))
-                needs[p] = ResourceNeed(
-                    max(before.share_milli, need.share_milli), max(before.memory_bytes, need.memory_bytes)
-                )
-        return needs
