@@ -65,7 +65,7 @@ def make_dispatcher(
     recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, states)
     health = HealthWatch(store, HostHealth(configuration.worker_id))
 
-    resolver = RequestResolver(tasks, recovery, lambda worker_id: commands.reaches(worker_id))
+    resolver = RequestResolver(store, tasks, recovery, lambda worker_id: commands.reaches(worker_id))
     observer = Observer(
         runs, store, engine, tasks, workers, api, recovery, resolver,
         scheduler=scheduler, lease_timeout_s=configuration.lease_timeout_s, grace=grace,

@@ -26,7 +26,6 @@ from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApi
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
-from hetero_airflow.executor.context.attained_service import AttainedService
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.gangs.roster import gang_of
 from hetero_airflow.executor.leases.recovery import TaskRecovery
@@ -84,7 +83,6 @@ class CommandRunner:
     queued_timeout_s: float
     outbox: list[RequestEvent] = field(default_factory=list)
     """The events about requests that the store gets with the next plan."""
-    _attained_service: AttainedService = field(default_factory=AttainedService)
     _placed: list[tuple[PendingTask, TaskLease, datetime]] = field(default_factory=list)
     """The placed tasks whose logs do not say so yet."""
 
@@ -105,8 +103,8 @@ class CommandRunner:
 
     def _carry_out(self, run: Run, command: commands.Command, now: datetime) -> None:  # noqa: C901  one case a command
         match command:
-            case commands.Submit(has_run_before):
-                self._submit(run, has_run_before=has_run_before)
+            case commands.Submit():
+                self.outbox.append(RequestSubmitted(run.waiting_task.as_pending()))
             case commands.Withdraw(cause):
                 self.outbox.append(RequestWithdrawn(run.request_id, cause))
             case commands.Start(lease, True):
@@ -179,19 +177,6 @@ class CommandRunner:
             notice = Notice(cause=cause, by=now + (self.grace if grace is None else grace))
             self.apply([(run, events.Preempted(notice))], now)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _submit(self, run: Run, *, has_run_before: bool) -> None:
-        task = run.waiting_task
-        if has_run_before and not self._attained_service.knows(run.request_id):
-            ti = task.workload.ti
-            map_index = -1 if ti.map_index is None else ti.map_index
-            history = self.store.request_history(ti.dag_id, ti.run_id, ti.task_id, map_index)
-            if history is not None and history.pending.id == run.request_id:
-                self._attained_service.take_over(history)
-        before = self._attained_service.before(run.request_id, task.since)
-        self.outbox.append(RequestSubmitted(task.as_pending(before)))
-
     # -- starts --------------------------------------------------------------------------------------------------------
 
     def _start_found(self, run: Run, lease: Lease, now: datetime) -> None:
@@ -228,7 +213,6 @@ class CommandRunner:
         except EngineError as error:
             self.apply([(run, events.Failed(f"It can't run where it was placed: {error}"))], now)
             raise
-        self._attained_service.begin(run.request_id, task.since)
         self._placed.append((task, carried, now))
         self.apply([(run, events.HandedOver(lease, carried))], now)
 
@@ -260,8 +244,6 @@ class CommandRunner:
         self.apply([(run, events.Sent())], now)
 
     def _follow(self, run: Run) -> None:
-        if run.task is not None:
-            self._attained_service.begin(run.request_id, run.task.since)
         if self.engine.cluster is not None:
             self.engine.cluster.follow(run.key, run.held_lease)
 
@@ -355,9 +337,8 @@ class CommandRunner:
         return self.recovery.failure_of_lease(run.key, lease.token, self.health.host.fatal_xids(lease))
 
     def _learn_from(self, run: Run, end: RunEnd | None, answer: Future[Failure | None], now: datetime) -> None:
-        """Note the attained service of a lease, and what its failure says about its devices."""
+        """Note what the failure of a run says about its devices."""
         key, lease = run.key, run.held_lease
-        self._attained_service.end(lease, self.workers.current().get(lease.worker_id), end, now)
         if (error := answer.exception()) is not None:
             log.warning("It is unknown whether a device caused the failure of %s: %s", key, error)
         elif (failure := answer.result()) is not None:

@@ -12,10 +12,7 @@ from hetero_airflow.store.store import LeaseMove
 
 
 class Submit(NamedTuple):
-    """Put the request into the store's queue."""
-
-    has_run_before: bool = False
-    """It keeps its place in the queue, whichever scheduler had it before."""
+    """Put the request into the store's queue, with the service that it has had."""
 
 
 class Withdraw(NamedTuple):

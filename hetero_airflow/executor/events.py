@@ -11,6 +11,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -56,7 +57,8 @@ class Resolved(NamedTuple):
     """The request of the task is known, or the store has lost it."""
 
     request: DeviceRequest
-    has_run_before: bool = False
+    service: ServiceRecord | None = None
+    """What it had when it ran before. With it, it keeps its place in the queue, whichever scheduler had it before."""
 
 
 class RequestFound(NamedTuple):

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
-from hetero_airflow.executor.context.attained_service import ServiceRecord
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -49,6 +49,8 @@ class PendingTask:
     """As the store has it; None until its templates are rendered."""
     original_request: DeviceRequest | None = None
     """`request` before its alternatives were reordered; None if they were not."""
+    service: ServiceRecord | None = None
+    """What it had when it ran before; None if it did not."""
     not_started: tuple[TaskLease, ...] = ()
     """The leases under which it was handed over and did not start."""
     failed_starts: int = 0
@@ -92,6 +94,7 @@ class PendingTask:
             not_started=self.not_started if lease is None else (*self.not_started, lease),
             failed_starts=0 if not_before is None else self.failed_starts + 1,
             not_before=not_before,
+            service=self.service,
         )
 
     def is_delayed(self, now: datetime) -> bool:
@@ -107,10 +110,10 @@ class PendingTask:
         assert self.request is not None
         return (self.original_request or self.request).alternatives.index(self.request.alternatives[alternative])
 
-    def as_pending(self, before: ServiceRecord) -> PendingRequest:
+    def as_pending(self) -> PendingRequest:
         """The task in the store's queue; its request must be resolved."""
         assert self.request is not None
-        ti = self.workload.ti
+        ti, before = self.workload.ti, self.service or ServiceRecord(self.since)
         return PendingRequest(
             id=self.request_id,
             request=self.request,

@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor import events
-from hetero_airflow.executor.context.attained_service import ServiceRecord
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run import Run
@@ -71,7 +70,7 @@ class PlacementChecks:
         """What follows from the newest decision on each check; `runs`: request id → run."""
         tasks = [run.waiting_task for run in runs.values()]
         names = TaskNames.of(snapshot)
-        checks = [task.as_pending(ServiceRecord(task.since)) for task in tasks]
+        checks = [task.as_pending() for task in tasks]
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
             task = runs[id_].waiting_task
             if isinstance(decision, Place | Refuse):

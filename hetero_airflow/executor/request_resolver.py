@@ -18,6 +18,7 @@ from hetero_airflow.executor.templates.renderer import TemplateRenderer, pack_co
 from hetero_airflow.model.hold import with_holds
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store.sql.store import SqlStore
 
 _READ_S = 0.2
 """The contexts of templates are read for this long in one round; the other tasks wait for the next one."""
@@ -31,7 +32,10 @@ class RequestResolver:
     :param reaches: whether the engine can run anything on a worker
     """
 
-    def __init__(self, tasks: TaskInstances, recovery: TaskRecovery, reaches: Callable[[str], bool]) -> None:
+    def __init__(
+        self, store: SqlStore, tasks: TaskInstances, recovery: TaskRecovery, reaches: Callable[[str], bool]
+    ) -> None:
+        self._store = store
         self._tasks = tasks
         self._recovery = recovery
         self._reaches = reaches
@@ -89,6 +93,7 @@ class RequestResolver:
                 requests[run.request_id] = run, request
         try_numbers = {id_: (run.key, run.waiting_task.workload.ti.try_number) for id_, (run, _) in requests.items()}
         previous_runs = self._recovery.previous_runs(try_numbers)
+        service = self._store.service_records(requests)
         for id_, (run, request) in requests.items():
             task, previous = run.waiting_task, previous_runs.get(id_, PreviousRuns())
             if previous is None:  # not known yet
@@ -96,7 +101,7 @@ class RequestResolver:
                 continue
             is_new = not previous.failures and not task.not_started
             adjusted = request if is_new else self._adjusted(request, task, previous, snapshot, now)
-            found.append((run, events.Resolved(adjusted, has_run_before=id_ in previous_runs)))
+            found.append((run, events.Resolved(adjusted, service.get(id_))))
         return found
 
     def reordered(self, runs: Collection[Run], now: datetime) -> Iterator[tuple[Run, events.Event]]:

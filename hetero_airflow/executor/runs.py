@@ -84,8 +84,8 @@ def revoke(run: Run, event: events.Revoked, now: datetime) -> Next:
 
 def submit(run: Run, event: events.Resolved, now: datetime) -> Next:
     """Submit its request."""
-    run.waiting_task.request = event.request
-    return Phase.WAITING, [commands.Submit(event.has_run_before)]
+    run.waiting_task.request, run.waiting_task.service = event.request, event.service or run.waiting_task.service
+    return Phase.WAITING, [commands.Submit()]
 
 
 def take_over_request(run: Run, event: events.RequestFound, now: datetime) -> Next:

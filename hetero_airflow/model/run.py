@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -49,6 +50,27 @@ class EndedRun:
     ended_at: datetime
     attained_service_s: Mapping[str, float] = field(default_factory=dict)
     """Device class → seconds for which the same request held devices before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """What a request has had before it waits again, under all its leases."""
+
+    submitted_at: datetime
+    """The first submission."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Device class → seconds for which the request held devices."""
+    interruptions: int = 0
+    """How often it lost its devices and went on later."""
+
+    @classmethod
+    def of(cls, submitted_at: datetime, runs: Iterable[EndedRun]) -> ServiceRecord:
+        """The record of a request with these runs. What is not known to go on later does not count."""
+        interrupted = [run for run in runs if run.end in (RunEnd.PAUSED, RunEnd.LOST)]
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for run in interrupted:
+            seconds[run.device_class] += run.held_s
+        return cls(submitted_at, dict(seconds), len(interrupted))
 
 
 @dataclass(frozen=True, slots=True)

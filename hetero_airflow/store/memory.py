@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
@@ -13,7 +13,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
-from hetero_airflow.model.run import EndedRun
+from hetero_airflow.model.run import EndedRun, ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
@@ -177,6 +177,14 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         """The leases that ended after this sequence in a known way, ordered by their ends."""
         newer = takewhile(lambda run: run.sequence > since, reversed(self._runs))
         return tuple(newer)[::-1]
+
+    def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
+        """Request id → what it has had under its leases, for those of the requests that had one which is over."""
+        runs: defaultdict[str, list[EndedRun]] = defaultdict(list)
+        for run in self._runs:
+            if run.request_id in request_ids and run.request_id in self._requests:
+                runs[run.request_id].append(run)
+        return {id_: ServiceRecord.of(self._requests[id_].pending.submitted_at, own) for id_, own in runs.items()}
 
     def prune(self, before: datetime) -> int:
         """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""

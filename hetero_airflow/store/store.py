@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
-from hetero_airflow.model.run import EndedRun, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.start_claim import StartClaimed
@@ -286,6 +286,10 @@ class History(Protocol):
         Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is
         newer than `since`; the next call's `since` is the sequence of the last run.
         """
+        ...
+
+    def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
+        """Request id → what it has had under its leases, for those of the requests that had one which is over."""
         ...
 
     def prune(self, before: datetime) -> int:

@@ -14,7 +14,7 @@ from tests.system.dags.hostile import HOSTILE
 
 @pytest.fixture
 def resolver(bench):
-    resolver = RequestResolver(bench.tasks, bench.commands.recovery, lambda worker_id: True)
+    resolver = RequestResolver(bench.store, bench.tasks, bench.commands.recovery, lambda worker_id: True)
     yield resolver
     resolver.close()
 

@@ -126,6 +126,12 @@ def test_a_run_that_another_one_takes_the_place_of_keeps_no_lease(runs, running)
     assert not runs.has_lease_of("id-a")
 
 
+def test_no_end_is_reported_of_an_adopted_run_whose_task_is_queued_again(runs, running):
+    seen = Watched(TaskProcess("queued"), Liveness.GONE, is_worker_lost=True)
+    assert runs.handle(running, seen, EPOCH) == []
+    assert (running.phase, running.end.cause) == (Phase.ENDING, "its task was queued again")
+
+
 ROWS = st.builds(
     TaskProcess,
     state=st.sampled_from([None, "queued", "running", "success", "failed", "up_for_retry", "scheduled"]),

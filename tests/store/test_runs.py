@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.run import EndedRun, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.store import tables
 from hetero_airflow.store.speeds.records import MAX_COUNTED, LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
@@ -51,6 +51,20 @@ def test_a_run_says_what_was_held_for_how_long_and_how_it_ended(store):
         {"nvidia/t4": 30.0},
     )
     assert store.runs() == (run,)
+
+
+def test_a_request_that_waits_again_keeps_its_place_and_its_service(store):
+    pending = a_pending("r1")
+    seen(store)
+    for number, (how, to) in enumerate(
+        [(RunEnd.PAUSED, LeaseState.RELEASED), (None, LeaseState.EVICTED), (None, LeaseState.RELEASED)]
+    ):
+        begin = EPOCH + 10 * number * MINUTE
+        end(store, grant(store, pending, now=begin, **{"GPU-0": 1000}), begin + MINUTE, how, to)
+    store.record([RequestSubmitted(pending)], EPOCH + 60 * MINUTE)
+    record = ServiceRecord(pending.submitted_at, {"nvidia/a100-sxm4-40gb": 120.0}, 2)
+    assert store.service_records(["r1", "r2"]) == {"r1": record}, "it is not known that it went on after the third one"
+    assert store.service_records([]) == {}
 
 
 def test_a_run_on_cores_alone_counts_them(store):

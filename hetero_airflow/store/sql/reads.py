@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from hetero_airflow.errors import shorten
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL, Claim, Lease, LeaseState
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import EndedRun, RunEnd
+from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
@@ -217,20 +217,40 @@ def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:
 
 def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> tuple[EndedRun, ...]:
     """The newest `MAX_RUNS` leases that ended after this sequence in a known way."""
-    rows = connection.execute(
-        select(
-            *(_LEASE.id, _LEASE.worker_id, _LEASE.changed, _LEASE.granted_at, _LEASE.ended_at, _LEASE.outcome),
-            *(_LEASE.request_id, _REQUEST.dag_id, _REQUEST.task_id, _REQUEST.request, _REQUEST.served),
-        )
-        .join(tables.request, _REQUEST.id == _LEASE.request_id)
-        .where(_LEASE.changed > since, _LEASE.outcome.in_([*RunEnd]))
-        .order_by(_LEASE.changed.desc(), _LEASE.token.desc())
-        .limit(MAX_RUNS)
-    ).all()
+    newest_first = (_LEASE.changed.desc(), _LEASE.token.desc())
+    rows = connection.execute(_ENDED.where(_LEASE.changed > since).order_by(*newest_first).limit(MAX_RUNS)).all()
+    return _runs_of(connection, rows[::-1], read_request)
+
+
+def read_service(
+    connection: Connection, request_ids: Iterable[str], read_request: ReadRequest
+) -> dict[str, ServiceRecord]:
+    """Request id → what it has had under its leases, for those of the requests that had one which is over."""
+    rows = list(read_chunks(connection, _ENDED, _LEASE.request_id, sorted(request_ids)))
+    runs: defaultdict[str, list[EndedRun]] = defaultdict(list)
+    for run in _runs_of(connection, rows, read_request):
+        runs[run.request_id].append(run)
+    submitted_at = {row.request_id: row.submitted_at for row in rows}
+    return {id_: ServiceRecord.of(submitted_at[id_], own) for id_, own in runs.items()}
+
+
+_ENDED = (
+    select(
+        *(_LEASE.id, _LEASE.worker_id, _LEASE.changed, _LEASE.granted_at, _LEASE.ended_at, _LEASE.outcome),
+        *(_LEASE.request_id, _REQUEST.dag_id, _REQUEST.task_id, _REQUEST.request, _REQUEST.served),
+        _REQUEST.submitted_at,
+    )
+    .join(tables.request, _REQUEST.id == _LEASE.request_id)
+    .where(_LEASE.outcome.in_([*RunEnd]))
+)
+
+
+def _runs_of(connection: Connection, rows: Sequence[Any], read_request: ReadRequest) -> tuple[EndedRun, ...]:
+    """The runs of these leases, in the same order, without those of devices that are no longer known."""
     claims = _read_claims(connection, (row.id for row in rows))
     devices = _read_devices(connection, {row.worker_id for row in rows})
     runs = []
-    for row in reversed(rows):
+    for row in rows:
         leased = leased_device_class(claims[row.id], devices[row.worker_id])
         if leased is None:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -16,7 +16,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import EndedRun, MeasuredSpeed
+from hetero_airflow.model.run import EndedRun, MeasuredSpeed, ServiceRecord
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
@@ -34,7 +34,14 @@ from hetero_airflow.store.sql.presence import (
 )
 from hetero_airflow.store.sql.pruning import forget_by_name, prune
 from hetero_airflow.store.sql.queue import change_queue
-from hetero_airflow.store.sql.reads import apply_changes, drop_deleted, read_request_history, read_runs, read_telemetry
+from hetero_airflow.store.sql.reads import (
+    apply_changes,
+    drop_deleted,
+    read_request_history,
+    read_runs,
+    read_service,
+    read_telemetry,
+)
 from hetero_airflow.store.sql.transaction import read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
 
@@ -133,6 +140,13 @@ class SqlStore:
         """The leases that ended after this sequence in a known way, ordered by their ends."""
         with read_transaction(self._engine) as connection:
             return read_runs(connection, since, self._read_request)
+
+    def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
+        """Request id → what it has had under its leases, for those of the requests that had one which is over."""
+        if not request_ids:
+            return {}
+        with read_transaction(self._engine) as connection:
+            return read_service(connection, request_ids, self._read_request)
 
     def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
         """Keep what tasks reported of their speeds. A report counts once, however often it is written."""

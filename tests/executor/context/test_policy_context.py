@@ -1,4 +1,4 @@
-"""What policies know beside the store's snapshot: edges, shares, attained service, and the links of sites."""
+"""What policies know beside the store's snapshot: edges, shares, and the links of sites."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.executor.context import attained_service
-from hetero_airflow.executor.context.attained_service import AttainedService
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.site_links import SiteLinks, parse_site_links
 from hetero_airflow.model.lease import LeaseState
@@ -21,8 +19,8 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import LeaseMove, RequestHistory, RequestSubmitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_place, a_worker
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 SHARES = TeamShares.parse("research=3")
 CONFIGURATION = Configuration(
@@ -72,34 +70,6 @@ def test_edges_runs_and_shares_are_one_object_until_something_changes():
     context.learn()
     assert (context.estimates.edges, context.estimates.shares) == (dags.edges, SHARES)
     assert context.estimates.used_device_s == {"b": {"nvidia/a100-sxm4-40gb": 60.0}}
-
-
-def test_a_request_that_goes_on_later_keeps_its_place_and_its_service():
-    services = AttainedService()
-    services.begin("r", EPOCH)
-    lease = a_lease("r", ago_s=9, **{"GPU-0": 1000})
-    services.end(lease, a_worker(), RunEnd.PAUSED, EPOCH)
-    before = services.before("r", EPOCH + timedelta(seconds=20))
-    assert (before.submitted_at, list(before.seconds.values()), before.interruptions) == (EPOCH, [9.0], 1)
-    services.end(lease, a_worker(), RunEnd.FINISHED, EPOCH + timedelta(seconds=30))
-    assert not services.knows("r")
-
-
-@pytest.mark.parametrize("state", ["waiting", "placed"])
-def test_a_request_of_another_scheduler_was_interrupted_once_for_each_lease(state):
-    services, leases = AttainedService(), (a_lease("r"), a_lease("r"))
-    services.take_over(RequestHistory(a_pending("r", interruptions=1), state, None, "", leases, ()))
-    assert services.before("r", EPOCH).interruptions == 2
-
-
-def test_requests_that_other_schedulers_finished_are_forgotten(monkeypatch):
-    """Nobody reports their ends here."""
-    monkeypatch.setattr(attained_service, "_MAX_RECORDS", 3)
-    services = AttainedService()
-    for name in "abcd":
-        services.begin(name, EPOCH)
-        services.begin("a", EPOCH)
-    assert [name for name in "abcd" if services.knows(name)] == ["a", "c", "d"]
 
 
 def a_host(name: str, site: str, **labels: str):
