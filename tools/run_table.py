@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hetero_airflow.executor.events import first_sentence
 from hetero_airflow.executor.run import LEASED, QUEUED, UNLEASED, Phase
 from hetero_airflow.executor.runs import TABLE
 
@@ -21,7 +22,7 @@ def table() -> str:
     for event, handlers in TABLE.items():
         for handler in dict.fromkeys(handlers.values()):
             phases = {phase for phase, other in handlers.items() if other is handler}
-            rows.append(f"| **{event.__name__}**: {_first_sentence(event)} | {_listed(phases)} | {_summary(handler)} |")
+            rows.append(f"| **{event.__name__}**: {first_sentence(event)} | {_listed(phases)} | {_summary(handler)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -32,10 +33,6 @@ def _listed(phases: set[Phase]) -> str:
             texts.append(text)
             phases = phases - group
     return ", ".join([*texts, *(phase.value for phase in Phase if phase in phases)])
-
-
-def _first_sentence(documented: Any) -> str:
-    return inspect.cleandoc(documented.__doc__).replace("\n", " ").split(". ")[0].rstrip(".")
 
 
 def _summary(handler: Any) -> str:

@@ -64,7 +64,7 @@ class Dispatcher:
     housekeeping: Housekeeping
     _decided_at: datetime | None = None
     """When the last cycle ended that had no error."""
-    _periods: Periods = field(default_factory=lambda: Periods(alternatives=30, forgotten=10))
+    _periods: Periods = field(default_factory=lambda: Periods(alternatives=30, forgotten=10, transitions=5))
     _tolerate_outages: ToleratedOutages = field(default_factory=ToleratedOutages)
 
     def place_tasks(self, now: datetime) -> None:
@@ -99,6 +99,8 @@ class Dispatcher:
             if self._periods.is_due("alternatives", now):
                 self.commands.apply(self.resolver.reordered(list(self.runs.queued.values()), now), now)
             self.housekeeping.run(self._waiting_ids(now), self._running_ids(), self._decided_at, now)
+            if self._periods.is_due("transitions", now):
+                self._save_transitions(now)
             log_waits((run.waiting_task for run in self.runs.queued.values()), self.store.snapshot(), now)
             self.commands.record_placed(now)
 
@@ -139,6 +141,7 @@ class Dispatcher:
         self.resolver.close()
         with self._tolerate_outages("housekeeping"):
             self.commands.record_placed()
+            self._save_transitions(self.commands.clock.now())
         self.commands.states.close()
 
     def _place(self, now: datetime) -> None:
@@ -213,6 +216,12 @@ class Dispatcher:
         for move, outcome in zip(moves, self.store.move(moves, now), strict=True):
             if isinstance(outcome, Lease):
                 self.commands.notify(outcome, move.cause, now)
+
+    def _save_transitions(self, now: datetime) -> None:
+        unsaved = [] if self.commands.outbox else self.runs.unsaved()  # the outbox may have their requests
+        if unsaved:
+            self.store.record(unsaved, now)
+            self.runs.note_saved(unsaved)
 
     def _waiting_ids(self, now: datetime) -> list[str]:
         waiting = (self.runs.queued, self.runs.checking, self.runs.held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 from airflow.utils.state import TaskInstanceState
@@ -20,7 +21,7 @@ NOT_WANTED = "Airflow does not want it any more"
 
 
 class Read(NamedTuple):
-    """What a task that has arrived asks for."""
+    """The task has arrived, and what it asks for was read."""
 
     task: PendingTask | None
     """None if it asks for no device."""
@@ -116,7 +117,7 @@ class Sent(NamedTuple):
 
 
 class EngineEnded(NamedTuple):
-    """The engine reports a state, for the run that has the key of a task. The report may be an earlier run's."""
+    """The engine reports the state of a run. The report has the key of the task, and may be an earlier run's."""
 
     state: Any
     info: Any
@@ -149,7 +150,7 @@ class EngineEnded(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What Airflow, the engine and its cluster know about the process of a run, as of now."""
+    """Airflow, the engine and its cluster were asked about the process of a run."""
 
     row: TaskProcess
     liveness: Liveness
@@ -197,7 +198,7 @@ class RecoveryDecided(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What is left of a run that is over for Airflow."""
+    """The processes that a run left were looked for, after it was over for Airflow."""
 
     is_live: bool
     """The store still has its lease."""
@@ -207,6 +208,11 @@ class Looked(NamedTuple):
 
 class Freed(NamedTuple):
     """The devices of the lease are free."""
+
+
+def first_sentence(documented: Any) -> str:
+    """The first sentence of a docstring, without its full stop. The page and `explain` show it for an event."""
+    return inspect.cleandoc(documented.__doc__ or "").replace("\n", " ").split(". ")[0].rstrip(".")
 
 
 Event = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -15,9 +14,6 @@ from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import TaskLease
-
-MAX_STEPS = 50
-"""The last transitions that a run remembers."""
 
 
 class Phase(StrEnum):
@@ -57,15 +53,6 @@ UNLEASED = frozenset({Phase.CHECKING, Phase.HELD, Phase.SENT})
 
 LEASED = frozenset({Phase.HANDED_OVER, Phase.RUNNING, Phase.STOPPING, Phase.LOST})
 """It goes on under a lease for which this scheduler is responsible."""
-
-
-class Step(NamedTuple):
-    """A transition of a run."""
-
-    at: datetime
-    event: str
-    phase: Phase
-    text: str = ""
 
 
 class End(NamedTuple):
@@ -116,7 +103,6 @@ class Run:
     """How it ended; None before that."""
     stopped_at: datetime | None = None
     """When the processes that it left got SIGTERM."""
-    story: deque[Step] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
 
     @property
     def held_lease(self) -> Lease:

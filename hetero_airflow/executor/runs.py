@@ -6,14 +6,14 @@ last run may still have its lease, because its process may be frozen, or because
 `TABLE` says for each kind of event in which phases it is expected, and which function handles it. Such a function gets
 the event with all facts that it needs, and returns the next phase and the commands that follow. `Runs.handle` applies
 them; `CommandRunner` carries out the commands. The model is the state machine of dask's worker: events in, instructions
-out, and each run tells its own story.
+out, and each run tells its own story. The store keeps it with the history of the request.
 """
 
 from __future__ import annotations
 
 import signal
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,11 +24,11 @@ from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor import commands, events
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases.lease_use import has_begun, is_run_over, is_running
-from hetero_airflow.executor.run import LEASED, QUEUED, UNLEASED, End, Phase, Run, Step
+from hetero_airflow.executor.run import LEASED, QUEUED, UNLEASED, End, Phase, Run
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.run import MAX_TRANSITIONS, RunEnd, Transition
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.store.store import LeaseMove
+from hetero_airflow.store.store import LeaseMove, TransitionsNoted
 
 KILL_AFTER = timedelta(seconds=5)
 """The time between SIGTERM and SIGKILL for processes that outlive their task."""
@@ -426,8 +426,8 @@ TABLE: Mapping[type[Any], Mapping[Phase, Handler]] = {
     events.Looked: {Phase.ENDING: end_lease},
     events.Freed: {Phase.ENDING: forget},
 }  # fmt: skip
-"""Event → phase → what handles it. In any other phase an event is unexpected: the story of the run has it, and nothing
-else happens."""
+"""Event → phase → what handles it. In any other phase an event is unexpected: the history of the request has it, and
+nothing else happens."""
 
 
 class Runs:
@@ -451,6 +451,8 @@ class Runs:
         """Those that wait for devices."""
         self._leases_of: Counter[str] = Counter()
         """Request → its leases that are not free yet."""
+        self._unsaved: dict[str, deque[Transition]] = {}
+        """By request."""
         self._groups: dict[Phase, dict[Any, Run]] = {
             Phase.ARRIVED: self.arrived,
             **dict.fromkeys(QUEUED, self.queued),
@@ -486,19 +488,24 @@ class Runs:
 
     def handle(self, run: Run, event: events.Event, now: datetime) -> list[commands.Command]:
         """Let the table handle an event; the commands to carry out, in order."""
-        before, handler = run.phase, TABLE[type(event)].get(run.phase)
+        before, known_end, handler = run.phase, run.end, TABLE[type(event)].get(run.phase)
         if handler is None:
-            run.story.append(Step(now, f"{type(event).__name__} (unexpected)", before))
+            self._note(run, Transition(now, type(event).__name__, before, "unexpected"))
             return []
         phase, following = handler(run, event, now)
         self._move(run, phase)
         if phase is not before or following:
-            run.story.append(Step(now, type(event).__name__, phase, run.end.cause if run.end is not None else ""))
+            text = run.end.cause if run.end is not None and run.end is not known_end else ""
+            self._note(run, Transition(now, type(event).__name__, phase, text))
         if before in LEASED and phase not in LEASED:
             self._note_end(run, is_reported=isinstance(event, events.EngineEnded))
         elif isinstance(event, events.EngineEnded) and event.is_end:
             self.unreported.pop(run.key, None)
         return [command for command in following if not self._has_done(run, command)]
+
+    def _note(self, run: Run, transition: Transition) -> None:
+        if run.task is not None or run.lease is not None:
+            self._unsaved.setdefault(run.request_id, deque(maxlen=MAX_TRANSITIONS)).append(transition)
 
     def _move(self, run: Run, phase: Phase) -> None:
         """Put a run where those of its phase are."""
@@ -523,7 +530,7 @@ class Runs:
         if run.key in self.queued:
             return
         task = run.task.again(again.lease, again.not_before)
-        self._add(Run(run.key, run.request_id, Phase.RESOLVING, task.workload, task, story=run.story))
+        self._add(Run(run.key, run.request_id, Phase.RESOLVING, task.workload, task))
 
     def _end_left_over(self, key: Any, lease: Lease) -> None:
         """Free the lease of an earlier run. If another scheduler is ending it too, the store does it once."""
@@ -587,6 +594,16 @@ class Runs:
     def has_lease_of(self, request_id: str) -> bool:
         """Whether a lease of the request is not free yet."""
         return request_id in self._leases_of
+
+    def unsaved(self) -> list[TransitionsNoted]:
+        """The transitions that the store does not have yet, of the requests that it knows."""
+        ids = [id_ for id_ in self._unsaved if (run := self.of_request(id_)) is None or run.phase is Phase.WAITING]
+        return [TransitionsNoted(id_, tuple(self._unsaved[id_])) for id_ in ids]
+
+    def note_saved(self, saved: Iterable[TransitionsNoted]) -> None:
+        """The store has them."""
+        for event in saved:
+            del self._unsaved[event.request_id]
 
     def reported(self, key: Any) -> Run | None:
         """The run of which the engine reports a state; None for a run that is not known here."""

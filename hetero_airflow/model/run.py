@@ -1,4 +1,4 @@
-"""What estimates are learned from: runs that have ended, and reported speeds. Also the usual cost of a restart."""
+"""Runs as the store has them: how they went on and ended, their speeds, and the usual cost of a restart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from hetero_airflow.model.estimates import TaskName
 from hetero_airflow.model.request import Alternative
@@ -16,6 +17,22 @@ MAX_STEPS = 10**15
 
 REMEMBERED_S = 86400.0
 """Older measurements count at most as if they had taken this time, so that a pair follows a task that changed."""
+
+
+MAX_TRANSITIONS = 50
+"""The newest transitions of a request that are kept."""
+
+
+class Transition(NamedTuple):
+    """A step in the life of a run."""
+
+    at: datetime
+    event: str
+    """What was found out: the name of a class of `executor.events`."""
+    phase: str
+    """Where the run is since then: a `Phase`."""
+    text: str = ""
+    """Why it ended, if this ended it."""
 
 
 class RunEnd(StrEnum):

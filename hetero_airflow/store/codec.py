@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Account, Decision, Place, Reason, Refuse, Wait
+from hetero_airflow.model.run import MAX_TRANSITIONS, Transition
 from hetero_airflow.store.inventory import DeviceRecord
 
 ACCOUNT: TypeAdapter[Account] = TypeAdapter(Account)
@@ -19,6 +20,7 @@ REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 READINGS: TypeAdapter[tuple[Telemetry, ...]] = TypeAdapter(tuple[Telemetry, ...])
 SERVED: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, float])
 CORES: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
+TRANSITIONS: TypeAdapter[tuple[Transition, ...]] = TypeAdapter(tuple[Transition, ...])
 LEASES: TypeAdapter[frozenset[str]] = TypeAdapter(frozenset[str])
 
 _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "refuse"}
@@ -80,3 +82,9 @@ def device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
         "used_milli": record.used_milli,
         "used_memory_bytes": record.used_memory_bytes,
     }
+
+
+def merged_transitions(known: Iterable[Transition], newer: Iterable[Transition]) -> tuple[Transition, ...]:
+    """The newest of both, in the order of their times: several schedulers may have had the request."""
+    clean = [transition._replace(text=clean_cause(transition.text)) for transition in newer]
+    return tuple(sorted([*known, *clean], key=lambda transition: transition.at)[-MAX_TRANSITIONS:])

@@ -13,9 +13,9 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
-from hetero_airflow.model.run import EndedRun, ServiceRecord
+from hetero_airflow.model.run import EndedRun, ServiceRecord, Transition
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json
+from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json, merged_transitions
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
 from hetero_airflow.store.memory_workers import MemoryWorkers
 from hetero_airflow.store.speeds.in_memory import MemorySpeeds
@@ -35,6 +35,7 @@ from hetero_airflow.store.store import (
     ServerAlive,
     StartDelayed,
     StoreEvent,
+    TransitionsNoted,
     WorkerAlive,
     WorkerForgotten,
     WorkerLost,
@@ -55,6 +56,7 @@ class _RequestRecord:
     """The newest decision since the request was submitted."""
     delay: Reason | None = None
     """Why a placed request does not run yet."""
+    transitions: tuple[Transition, ...] = ()
 
 
 class MemoryStore(MemoryWorkers, MemorySpeeds):
@@ -89,6 +91,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
             CheckpointSaved: self._save,
             StartClaimed: self._claim_start,
             StartDelayed: self._delay,
+            TransitionsNoted: self._note_transitions,
         }
         """Type of event → records one, and returns whether a snapshot shows the change."""
 
@@ -171,7 +174,8 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         if newest.delay is not None:
             decisions[0]["reason"] = REASON.dump_python(newest.delay, mode="json", exclude_none=True)
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
-        return RequestHistory(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
+        end = newest.ended_at, newest.cause
+        return RequestHistory(newest.pending, newest.state, *end, leases, tuple(decisions), newest.transitions)
 
     def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends."""
@@ -236,6 +240,12 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         request = self._requests.get(event.request_id)
         if request is not None and request.state == "placed" and isinstance(request.newest, Place):
             request.delay = event.reason
+        return False
+
+    def _note_transitions(self, event: TransitionsNoted, now: datetime) -> bool:
+        request = self._requests.get(event.request_id)
+        if request is not None:
+            request.transitions = merged_transitions(request.transitions, event.transitions)
         return False
 
     def _end(self, request_id: str, state: str, now: datetime, cause: str) -> bool:

@@ -15,7 +15,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
-from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
+from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord, Transition
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.start_claim import StartClaimed
@@ -134,6 +134,14 @@ class StartDelayed:
 
 
 @dataclass(frozen=True, slots=True)
+class TransitionsNoted:
+    """How the runs of a request went on. The newest `MAX_TRANSITIONS` are kept. The store ignores unknown ids."""
+
+    request_id: str
+    transitions: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HoldPlaced:
     """A device or a whole worker gets no new task from now on. Replaces a hold of the same kind on it.
 
@@ -174,6 +182,7 @@ StoreEvent = (
     | CheckpointSaved
     | StartClaimed
     | StartDelayed
+    | TransitionsNoted
     | HoldPlaced
     | HoldLifted
     | HealthNoted
@@ -259,6 +268,8 @@ class RequestHistory:
     """Newest first. Each has ``decided_at`` (ISO 8601), ``outcome`` (place, wait, refuse), ``position``, ``reason``,
     ``nearest`` and ``account`` as JSON values, None where the outcome has none. The reason of a placement says why
     the task does not run yet."""
+    transitions: tuple[Transition, ...] = ()
+    """The newest transitions of its runs, oldest first."""
 
 
 MAX_RUNS = 10_000

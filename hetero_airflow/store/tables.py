@@ -301,6 +301,16 @@ decision = sa.Table(
 )
 
 
+story = sa.Table(
+    "hetero_story",
+    metadata,
+    sa.Column("request_id", ID, sa.ForeignKey("hetero_request.id", ondelete="CASCADE")),
+    sa.Column("transitions", sa.Text, nullable=False, comment="The newest of its runs, a JSON list"),
+    sa.PrimaryKeyConstraint("request_id"),
+    comment="How the runs of a request went on; no snapshot shows it",
+)
+
+
 INSERT_STATE = sa.text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)")
 
 

@@ -299,6 +299,26 @@ def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(
     assert (request_history.state, request_history.cause) == ("ended", "the task ended")
 
 
+def test_the_history_of_a_request_tells_the_life_of_its_run(make_bench):
+    bench = make_bench(MemoryStore(), worker=a_worker())
+    id_ = bench.hold("a", "gpu")
+    bench.beat()
+    bench.tasks.rows[id_] = TaskProcess("success")
+    bench.end("a")
+    bench.beat(1)
+    bench.dispatcher.close()
+    steps = bench.store.request_history("dag", "run", "a").transitions
+    assert [(step.event, step.phase, step.text) for step in steps] == [
+        ("Read", "resolving", ""),
+        ("Resolved", "waiting", ""),
+        ("Granted", "waiting", ""),
+        ("HandedOver", "handed over", ""),
+        ("EngineEnded", "ending", "the task ended"),
+        ("Looked", "ending", ""),
+        ("Freed", "over", ""),
+    ]
+
+
 def test_why_a_waiting_task_was_let_go_is_kept_though_airflow_does_not_want_it_any_more_either(bench):
     bench.hold("first", "gpu:2")
     bench.beat()

@@ -41,9 +41,10 @@ from hetero_airflow.executor.events import (
     Watched,
 )  # fmt: skip
 from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.executor.run import LEASED, MAX_STEPS, QUEUED, Phase
+from hetero_airflow.executor.run import LEASED, QUEUED, Phase
 from hetero_airflow.executor.runs import TABLE, Runs
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import MAX_TRANSITIONS
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import task_lease
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_worker
@@ -63,6 +64,12 @@ def a_task(name="a"):
 
 def arrived(runs, name="a"):
     return runs.arrive(name, f"id-{name}", a_workload(name))
+
+
+def story(runs):
+    """What the store does not have yet of the only request."""
+    (noted,) = runs.unsaved()
+    return noted.transitions
 
 
 def the_lease(name="a", token=1):
@@ -89,22 +96,33 @@ def running(runs):
 
 def test_an_unexpected_event_is_remembered_and_changes_nothing(runs, running):
     assert runs.handle(running, Resolved(REQUEST), EPOCH) == []
-    assert (running.phase, running.story[-1].event) == (Phase.RUNNING, "Resolved (unexpected)")
+    assert running.phase is Phase.RUNNING
+    assert story(runs)[-1] == (EPOCH, "Resolved", Phase.RUNNING, "unexpected")
 
 
-def test_a_run_remembers_its_last_transitions(runs, running):
-    for _ in range(2 * MAX_STEPS):
+def test_the_last_transitions_of_a_request_wait_for_the_store(runs, running):
+    for _ in range(2 * MAX_TRANSITIONS):
         runs.handle(running, Resolved(REQUEST), EPOCH)
     runs.handle(running, EngineEnded(SUCCESS, None, TaskProcess("success")), EPOCH)
-    assert len(running.story) == MAX_STEPS
-    assert running.story[-1] == (EPOCH, "EngineEnded", Phase.ENDING, "the task ended")
+    assert len(story(runs)) == MAX_TRANSITIONS
+    assert story(runs)[-1] == (EPOCH, "EngineEnded", Phase.ENDING, "the task ended")
+    runs.note_saved(runs.unsaved())
+    assert runs.unsaved() == []
+
+
+def test_transitions_of_a_request_that_the_store_does_not_know_yet_are_kept(runs):
+    run = arrived(runs)
+    runs.handle(run, Read(a_task()), EPOCH)
+    assert runs.unsaved() == []
+    runs.handle(run, Resolved(REQUEST), EPOCH)
+    assert [step.event for step in story(runs)] == ["Read", "Resolved"]
 
 
 def test_an_outage_of_the_api_server_does_not_fill_the_story_of_a_lost_run(runs, running):
     runs.handle(running, Watched(TaskProcess("running"), Liveness.GONE, is_worker_lost=True), EPOCH)
-    story = list(running.story)
+    before = runs.unsaved()
     runs.handle(running, ApiAway(), EPOCH)
-    assert (running.phase, list(running.story)) == (Phase.LOST, story)
+    assert (running.phase, runs.unsaved()) == (Phase.LOST, before)
 
 
 def test_the_end_is_reported_once_and_its_lease_is_freed_when_nothing_is_left(runs, running):

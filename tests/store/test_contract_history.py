@@ -11,10 +11,12 @@ import pytest
 from hetero_airflow.errors import LeaseNotFound
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Refuse, Wait
+from hetero_airflow.model.run import MAX_TRANSITIONS, Transition
+from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.decision_export import PAGE, decision_pages
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import CommitResult, RequestSubmitted, RequestWithdrawn, WorkerSeen
+from hetero_airflow.store.store import CommitResult, RequestSubmitted, RequestWithdrawn, TransitionsNoted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
 from tests.store.contract import ACCOUNT, BUSY, LATER, MUCH_LATER, grant, prepare, release
 
@@ -46,6 +48,20 @@ def decided(at, outcome, position=None, reason=None, nearest=None, account=ACCOU
         "nearest": nearest,
         "account": account,
     }
+
+
+def test_the_newest_transitions_of_a_request_are_kept_in_the_order_of_their_times(store):
+    """Two schedulers had the request. What a snapshot shows does not change."""
+    prepare(store, "r1")
+    before = store.snapshot()
+    steps = [Transition(EPOCH + timedelta(seconds=n), "Watched", "running") for n in range(MAX_TRANSITIONS + 10)]
+    ended = steps[-1]._replace(event="EngineEnded", phase="ending", text="no\x00 char\ud800")
+    store.record([TransitionsNoted("r1", (*steps[1::2], ended)), TransitionsNoted("unknown", (ended,))], EPOCH)
+    store.record([TransitionsNoted("r1", tuple(steps[:-1:2]))], LATER)
+    kept = store.request_history("dag", "run", "r1").transitions
+    assert kept[:-1] == tuple(steps[-MAX_TRANSITIONS + 1 :])
+    assert kept[-1] == ended._replace(text=clean_cause(ended.text))
+    assert store.snapshot() is before
 
 
 def test_a_wait_is_kept_once_until_it_changes(store):

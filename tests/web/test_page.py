@@ -86,6 +86,8 @@ def test_a_task_that_runs_says_what_it_holds(airflow, run_id, page):
     expect(page.get_by_text(re.compile("^Holds nvidia/a100-80gb .simulated.* on "))).to_be_visible()
     expect(page.get_by_text("Chosen")).to_be_visible()
     expect(page.get_by_role("heading", name="Runs on devices")).to_be_visible()
+    happened = page.get_by_role("region", name="What happened")
+    expect(happened.get_by_text("The engine has taken the task with its lease")).to_be_visible(timeout=15_000)
 
 
 def test_a_task_without_devices_shows_one_neutral_line(airflow, run_id, page):

@@ -183,6 +183,25 @@ const Tries = ({ tries }: { tries: Schemas["TryRow"][] }) => (
   </Section>
 );
 
+const Transitions = ({ transitions }: { transitions: Schemas["TransitionRow"][] }) => (
+  <Section title="What happened">
+    <Scroller label="What happened">
+      <Table.Root minW="640px" size="sm">
+        <Columns names={["At", "Then", "What was found out"]} />
+        <Table.Body>
+          {transitions.map((row, number) => (
+            <Table.Row key={number}>
+              <Table.Cell whiteSpace="nowrap">{clock(row.at)}</Table.Cell>
+              <Table.Cell whiteSpace="nowrap">{row.phase}</Table.Cell>
+              <Table.Cell overflowWrap="anywhere">{row.text}</Table.Cell>
+            </Table.Row>
+          ))}
+        </Table.Body>
+      </Table.Root>
+    </Scroller>
+  </Section>
+);
+
 export const PlacementTab = ({ dagId = "", mapIndex, runId, taskId }: Props) => {
   const index = mapIndex === undefined || mapIndex === "" ? "-1" : mapIndex;
   const path = `${encodeURIComponent(dagId)}?${query({ run_id: runId, task_id: taskId, map_index: index })}`;
@@ -219,6 +238,7 @@ export const PlacementTab = ({ dagId = "", mapIndex, runId, taskId }: Props) => 
       {shown.progress && <Progress progress={shown.progress} />}
       {shown.tries.length > 0 && <Tries tries={shown.tries} />}
       {shown.alternatives.length > 0 && <Considered shown={shown} />}
+      {shown.transitions.length > 0 && <Transitions transitions={shown.transitions} />}
     </Box>
   );
 };

@@ -24,6 +24,7 @@ from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots, placed_requests
+from hetero_airflow.executor.explanation.transition_text import transition_text
 from hetero_airflow.matching.accounts import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
@@ -103,12 +104,13 @@ def _report(explained: _Explained) -> Iterator[RenderableType]:
 def with_task_names(
     history: RequestHistory, read_requests: Callable[[set[str]], Iterable[PendingRequest]]
 ) -> RequestHistory:
-    """The history with the names of tasks in its newest decision and its cause, in place of the ids of requests.
+    """The history with the names of tasks in its newest decision, its cause and its transitions, in place of the ids of
+    requests.
 
     :param read_requests: the requests with these ids that the store knows
     """
     newest, cause = json.dumps(history.decisions[:1]), history.cause
-    ids = request_ids(f"{newest} {cause}")
+    ids = request_ids(" ".join([newest, cause, *(transition.text for transition in history.transitions)]))
     if not ids:
         return history
     names = TaskNames(read_requests(ids))
@@ -121,7 +123,8 @@ def with_task_names(
         return {key: named(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     decisions = (*map(named, json.loads(newest)), *history.decisions[1:])
-    return replace(history, decisions=decisions, cause=names.put_into(cause))
+    transitions = tuple(step._replace(text=names.put_into(step.text)) for step in history.transitions)
+    return replace(history, decisions=decisions, cause=names.put_into(cause), transitions=transitions)
 
 
 def history_json(history: RequestHistory) -> dict[str, Any]:
@@ -138,7 +141,8 @@ def explain_report(
     speeds: Sequence[ClassSpeed] = (),
     ends_at: datetime | None = None,
 ) -> Iterator[RenderableType]:
-    """The request, its state, the forecast of its start, its speeds, and the account of its newest decision. Pure.
+    """The request, its state, the forecast of its start, its speeds, the account of its newest decision, and what
+    happened to its runs. Pure.
 
     :param ends_at: when it ends, by its own report; None if it does not run, or reports no end
     """
@@ -165,6 +169,12 @@ def explain_report(
         yield from _decision(history.decisions[0], history.leases, now)
     if len(history.decisions) > 1:
         yield cell(f"{count(len(history.decisions) - 1, 'earlier decision')}: see --json")
+    if history.transitions:
+        yield cell("")
+        yield table(
+            ("At", "Then", "What was found out"),
+            [(cell(moment(step.at)), cell(step.phase), cell(transition_text(step))) for step in history.transitions],
+        )
 
 
 def _outcome(history: RequestHistory, workers: Mapping[str, Worker], now: datetime) -> Iterator[str]:

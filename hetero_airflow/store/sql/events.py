@@ -15,7 +15,16 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, device_columns, digest
+from hetero_airflow.store.codec import (
+    LEASES,
+    READINGS,
+    REASON,
+    SERVED,
+    TRANSITIONS,
+    device_columns,
+    digest,
+    merged_transitions,
+)
 from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
@@ -37,6 +46,7 @@ from hetero_airflow.store.store import (
     ServerAlive,
     StartDelayed,
     StoreEvent,
+    TransitionsNoted,
     WorkerAlive,
     WorkerForgotten,
     WorkerLost,
@@ -74,6 +84,7 @@ _DELAY = (
     )
     .values(reason=bindparam("reason_json"))
 )
+_UPDATE_STORY = update(tables.story).where(tables.story.c.request_id == bindparam("key"))
 _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
 
 
@@ -98,6 +109,7 @@ def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], n
     forget_workers(transaction, [event for event in events if isinstance(event, WorkerForgotten)])
     if requests:
         _write_requests(transaction, requests, now)
+    _note_transitions(transaction, [event for event in events if isinstance(event, TransitionsNoted)])
     write_holds(transaction, [event for event in events if isinstance(event, HoldEvent)])
     note_presence(transaction, transaction.changed_workers, now)
 
@@ -260,6 +272,21 @@ def _write_requests(
     ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
     end_requests(transaction, ended, "waiting", now)
     transaction.is_visible |= bool(rows)
+
+
+def _note_transitions(transaction: WriteTransaction, events: Sequence[TransitionsNoted]) -> None:
+    newer = {event.request_id: event.transitions for event in events}
+    query = select(_REQUEST.id, tables.story.c.transitions).join_from(tables.request, tables.story, isouter=True)
+    new, changed = [], []
+    for row in read_chunks(transaction.connection, query, _REQUEST.id, sorted(newer)):
+        known = () if row.transitions is None else TRANSITIONS.validate_json(row.transitions)
+        transitions = TRANSITIONS.dump_json(merged_transitions(known, newer[row.id])).decode()
+        if row.transitions is None:
+            new.append({"request_id": row.id, "transitions": transitions})
+        else:
+            changed.append({"key": row.id, "transitions": transitions})
+    transaction.insert_rows(tables.story, new)
+    transaction.execute_many(_UPDATE_STORY, changed)
 
 
 @lru_cache(maxsize=2)

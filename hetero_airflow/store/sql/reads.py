@@ -19,7 +19,7 @@ from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import CORES, READINGS, SERVED, decision_json
+from hetero_airflow.store.codec import CORES, READINGS, SERVED, TRANSITIONS, decision_json
 from hetero_airflow.store.inventory import worker_with_devices
 from hetero_airflow.store.lease_rules import leased_device_class
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
@@ -206,7 +206,9 @@ def read_request_history(
     leases = read_leases(connection, _LEASE.request_id == row.id)
     newest_first = select(tables.decision).where(_DECISION.request_id == row.id).order_by(_DECISION.id.desc())
     decisions = [decision_json(d._asdict(), d.decided_at) for d in connection.execute(newest_first)]
-    return RequestHistory(pending, row.state, row.ended_at, row.cause, tuple(leases), tuple(decisions))
+    story = select(tables.story.c.transitions).where(tables.story.c.request_id == row.id)
+    transitions = TRANSITIONS.validate_json(connection.execute(story).scalar() or "[]")
+    return RequestHistory(pending, row.state, row.ended_at, row.cause, tuple(leases), tuple(decisions), transitions)
 
 
 def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:

@@ -53,6 +53,16 @@ class TryRow(BaseModel):
     cause: str
 
 
+class TransitionRow(BaseModel):
+    """A step in the life of the task's runs."""
+
+    at: datetime
+    phase: str
+    """Where the run was since then."""
+    text: str
+    """What was found out."""
+
+
 class ProgressRow(BaseModel):
     """What the task last reported."""
 
@@ -102,5 +112,7 @@ class Placement(BaseModel):
     """What it holds, one line per device."""
     worker: str = ""
     tries: list[TryRow] = []
+    transitions: list[TransitionRow] = []
+    """Oldest first."""
     progress: ProgressRow | None = None
     may_see_fleet: bool = True

@@ -8,6 +8,7 @@ from heapq import nsmallest
 from typing import Any
 
 from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines
+from hetero_airflow.executor.explanation.transition_text import transition_text
 from hetero_airflow.model.device import Device, device_tokens, matches_model
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import PAUSED, Account, AlternativeAccount, CandidateAccount
@@ -25,6 +26,7 @@ from hetero_airflow.web.page.placement_rows import (
     Placement,
     ProgressRow,
     RuledOut,
+    TransitionRow,
     TryRow,
 )
 from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row, leased_device, likely_end
@@ -69,6 +71,10 @@ def placement(
         summary=names.put_into(account.summary, readable) if account else "",
         alternatives=list(_alternatives(account, live, names, readable, may_see_fleet)) if account else [],
         tries=[_try_row(lease) for lease in tries],
+        transitions=[
+            TransitionRow(at=step.at, phase=step.phase, text=names.put_into(transition_text(step), readable))
+            for step in history.transitions
+        ],
         progress=_progress_row(progress, snapshot.estimates.reported_ends.get(live.id) if live else None),
         may_see_fleet=may_see_fleet,
         **_reason(history, newest, names, readable),

@@ -21,11 +21,19 @@ from hetero_airflow.model.plan import (
     ReasonCode,
     Wait,
 )
+from hetero_airflow.model.run import Transition
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.scheduling.learning.learner import Learner
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import RequestHistory, RequestSubmitted, RequestWithdrawn, StartDelayed, WorkerSeen
+from hetero_airflow.store.store import (
+    RequestHistory,
+    RequestSubmitted,
+    RequestWithdrawn,
+    StartDelayed,
+    TransitionsNoted,
+    WorkerSeen,
+)
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_speed, a_worker, move_lease
 
 DECIDED = EPOCH + timedelta(seconds=10)
@@ -226,6 +234,20 @@ def test_an_ended_task_has_its_cause_and_what_it_held(render):
     ]
 
 
+def test_what_happened_to_the_run_of_a_task_is_told_with_the_names_of_tasks(render):
+    other = "0190a1b2-0000-7000-8000-000000000001"
+    store = a_store(a_pending("r1"), a_pending(other, task_id="urgent"))
+    steps = [Transition(EPOCH, "Freed", "over"), Transition(DECIDED, "Freed", "over", f"for {other}")]
+    store.record([TransitionsNoted("r1", tuple(steps))], DECIDED)
+    named = with_task_names(history_of(store, "r1"), lambda _: store.snapshot().pending)
+    lines = render(explain_report(named, {}, NOW)).splitlines()
+    assert [" ".join(line.split()) for line in lines[-3:]] == [
+        "At Then What was found out",
+        "2026-01-01 00:00:00 UTC over The devices of the lease are free",
+        "2026-01-01 00:00:10 UTC over The devices of the lease are free: for dag.urgent (run)",
+    ]
+
+
 def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
     store = a_store(a_pending("r1", "gpu:0.5"))
     lease = store.commit(Plan((place("r1"),)), EPOCH, EPOCH + LATER).leases[0]
@@ -286,6 +308,7 @@ def test_json_is_the_whole_history():
         "cause": "",
         "leases": [],
         "decisions": [dict(history.decisions[0])],
+        "transitions": [],
     }
     assert history_json(replace(history, ended_at=NOW))["ended_at"] == "2026-01-01T00:01:10Z"
 

@@ -10,9 +10,10 @@ from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.run import Transition
 from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 from hetero_airflow.store.speeds.records import LeaseSpeed
-from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, TransitionsNoted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
 from hetero_airflow.web.page import page_routes, usage_view
 from hetero_airflow.web.page.page_routes import MAX_ORDER_BYTES
@@ -136,6 +137,7 @@ def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask,
     (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
     progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=ProgressPhase.STEPPING, total=500)
     store.add_speeds([LeaseSpeed(lease.id, a_speed(ends={lease.id: LATER}))], EPOCH)
+    store.record([TransitionsNoted(fleet["fit"], (Transition(EPOCH, "HandedOver", "handed over"),))], EPOCH)
     with ask() as client:
         client.states[PROGRESS] = LeaseProgress(
             lease_id=lease.id, progress=progress, reported_at=EPOCH
@@ -155,6 +157,9 @@ def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask,
     assert of_another_lease["progress"] is None
     assert [(row["try_number"], row["worker"], row["state"], row["ended_at"]) for row in shown["tries"]] == [
         (1, "worker-a", LeaseState.GRANTED, None)
+    ]
+    assert [(row["phase"], row["text"]) for row in shown["transitions"]] == [
+        ("handed over", "The engine has taken the task with its lease")
     ]
 
 
