@@ -90,6 +90,11 @@ class CeleryEngine(RemoteEngine):
             self.executor.revoke(key)
         return was_there
 
+    def forget(self, key: Any) -> None:
+        """Count a task no longer whose process is lost, and read its result no more."""
+        self.executor.workloads.pop(key, None)
+        super().forget(key)
+
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from Celery's result backend."""
         for key in self.leases.reported(self._context):

@@ -203,6 +203,10 @@ class PlainWorkloads(Protocol):
         """Whether this run of a task waits in the executor or has a process of it. It must not start again then."""
         ...
 
+    def forget(self, key: Any) -> None:
+        """Count a task no longer whose process is lost. Nothing of it is reported from now on."""
+        ...
+
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Take over the tasks of another scheduler. Returns those that it can't take over."""
         ...

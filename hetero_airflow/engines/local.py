@@ -126,6 +126,10 @@ class LocalEngine(WrappedExecutor):
         self._unleased.pop(key, None)
         return self.executor.queued_tasks.pop(key, None) is not None
 
+    def forget(self, key: Any) -> None:
+        """Count a task no longer whose process is lost. LocalExecutor itself counts none that it has started."""
+        self._unleased.pop(key, None)
+
     def is_busy_with(self, task_instance: Any) -> bool:
         """Whether a task without a lease waits here for a worker process, or has one.
 

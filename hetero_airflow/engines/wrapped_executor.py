@@ -36,6 +36,10 @@ class WrappedExecutor:
         """Whether the executor runs the task or has it queued."""
         return self.has_task(task_instance)
 
+    def forget(self, key: Any) -> None:
+        """Count a task no longer whose process is lost."""
+        self.executor.running.discard(key)
+
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Follow the tasks of another scheduler. Returns those that the executor can't follow."""
         return self.executor.try_adopt_task_instances(task_instances)  # type: ignore[no-any-return]

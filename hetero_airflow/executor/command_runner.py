@@ -41,6 +41,7 @@ from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
@@ -113,6 +114,8 @@ class CommandRunner:
                 self._start(run, lease)
             case commands.Send():
                 self._send(run, now)
+            case commands.Forget():
+                self.engine.forget(run.key)
             case commands.Follow():
                 self._follow(run)
             case commands.Report(state, info, is_noted):
@@ -288,14 +291,17 @@ class CommandRunner:
 
     def decide_lost(self, now: datetime) -> None:
         """Ask the recovery rules what becomes of lost runs; again in the next round if it is not known yet."""
-        for run in [run for run in self.runs.leased.values() if run.phase is Phase.LOST]:
+        lost = [run for run in self.runs.leased.values() if run.phase is Phase.LOST]
+        for run in [*lost, *self.runs.given_up.values()]:
             is_sent_back = self._send_back(run, now)
             if is_sent_back is not None:
                 self.apply([(run, events.RecoveryDecided(is_sent_back))], now)
 
     def _send_back(self, run: Run, now: datetime) -> bool | None:
         """Requeue a task whose process is lost. Returns whether that was done, now or before; None: not known yet."""
-        key, lease = run.key, run.held_lease
+        key, lease = run.key, run.lease
+        if lease is None:
+            return self.recovery.send_back(key, run.request_id, None, Evidence(is_gone=True), now)
         if key in self.runs.queued:  # its supervisor has reported how it ended, and Airflow has queued it again
             return True
         request = self._request_of(key, lease)

@@ -33,6 +33,10 @@ class Send(NamedTuple):
     """Give the engine the task without a lease, with a new token. `Sent` follows."""
 
 
+class Forget(NamedTuple):
+    """Let the engine count the task no longer: its process is lost."""
+
+
 class Follow(NamedTuple):
     """Let a cluster report on a lease that another scheduler handed over."""
 
@@ -102,6 +106,6 @@ class EndLeftOver(NamedTuple):
 
 
 Command = (
-    Submit | Withdraw | Start | Send | Follow | Report | Log | Note | Warn | Tell | Reschedule | Signal | Free
-    | Again | EndLeftOver
+    Submit | Withdraw | Start | Send | Forget | Follow | Report | Log | Note | Warn | Tell | Reschedule | Signal
+    | Free | Again | EndLeftOver
 )  # fmt: skip

@@ -98,7 +98,9 @@ class Dispatcher:
             self._migrate_tasks(now)
             if self._periods.is_due("alternatives", now):
                 self.commands.apply(self.resolver.reordered(list(self.runs.queued.values()), now), now)
-            self.housekeeping.run(self._waiting_ids(now), self._running_ids(), self._decided_at, now)
+            unleased = self.runs.sent.values() if self.api.outage is not None else ()
+            ids = self._waiting_ids(now), self._running_ids(), [run.request_id for run in unleased]
+            self.housekeeping.run(*ids, self._decided_at, now)
             if self._periods.is_due("transitions", now):
                 self._save_transitions(now)
             log_waits((run.waiting_task for run in self.runs.queued.values()), self.store.snapshot(), now)

@@ -10,10 +10,12 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
+from airflow.callbacks.callback_requests import TaskCallbackRequest
 from airflow.configuration import conf
 from airflow.executors.base_executor import BaseExecutor, get_execution_api_server_url
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.log import Log
+from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -161,8 +163,9 @@ class HeteroExecutor(BaseExecutor):
         for key in self._revoked:
             self._dispatcher.revoke(key, now)
         self._revoked.clear()
-        silent = [self._runs.leased[key] for key in self._silent if key in self._runs.leased]
-        self._commands.apply([(run, events.HeartbeatLost()) for run in silent], now)
+        sent = self._runs.sent if self._dispatcher.api.outage is None else {}
+        silent = (self._runs.leased.get(key) or sent.get(key) for key in self._silent)
+        self._commands.apply([(run, events.HeartbeatLost()) for run in silent if run is not None], now)
         self._silent.clear()
         for run in list(self._runs.arrived.values()):
             self._read(run, now)
@@ -199,7 +202,7 @@ class HeteroExecutor(BaseExecutor):
         elif self._dispatcher.api.outage is not None:
             self._runs.hold(workload)
         else:
-            self._runs.note_sent(workload, self._clock.now())
+            self._runs.note_sent(workload.key, str(workload.ti.id), workload, self._clock.now())
             self._engine.accept(workload, session)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
@@ -207,10 +210,27 @@ class HeteroExecutor(BaseExecutor):
 
         Such a task counts as lost: the recovery rules decide whether it runs again with the same try.
         """
-        if state == TaskInstanceState.FAILED and key in self._runs.leased:
+        if state == TaskInstanceState.FAILED and self._is_kept(key):
             self._silent.append(key)
         else:
+            self._engine.forget(key)
             super().change_state(key, state, info, remove_running)
+
+    def _is_kept(self, key: Any) -> bool:
+        """Whether a run of the task goes on here, or is given up and not decided yet.
+
+        A cluster reports itself how the pods of tasks without a lease end.
+        """
+        is_unleased = key in self._runs.sent or key in self._runs.given_up
+        return key in self._runs.leased or (is_unleased and self._engine.cluster is None)
+
+    def send_callback(self, request: Any) -> None:
+        """Let the DAG processor run a callback. The scheduler calls this before it says that a heartbeat stopped.
+
+        Such a task has not failed yet. If the recovery rules let it fail, the scheduler sends the callback again.
+        """
+        if not (isinstance(request, TaskCallbackRequest) and self._is_kept(_key_of(request.ti))):
+            super().send_callback(request)
 
     def get_event_buffer(self, dag_ids: Any = None) -> dict[Any, tuple[Any, Any]]:
         """The ends of tasks since the last call."""
@@ -274,7 +294,24 @@ class HeteroExecutor(BaseExecutor):
             elif lease is not None and ti.key in self._runs.leased:
                 running.append(ti)
         self._engine.try_adopt(running)  # if the engine can't follow them, `Watched` finds out when they end
-        return list(self._engine.try_adopt(to_engine))
+        refused = {ti.key for ti in self._engine.try_adopt(to_engine)}
+        return [ti for ti in to_engine if not self._follow_plain(ti, is_refused=ti.key in refused)]
+
+    def _follow_plain(self, ti: Any, *, is_refused: bool) -> bool:
+        """Follow a task without a lease from now on, with the same try. Returns whether it is taken over.
+
+        A running one tells Airflow itself how it goes on, and Airflow misses the heartbeat of one that is lost. A
+        queued one that the engine can't follow is sent again. If it has begun meanwhile, Airflow lets no second begin.
+        """
+        if is_device_task(ti.executor_config) or ti.state not in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING):
+            return not is_refused
+        is_queued, id_ = ti.state == TaskInstanceState.QUEUED, str(ti.id)
+        workload = ExecuteTask.make(ti, generator=self.jwt_generator) if is_queued else None
+        if is_queued and is_refused:
+            self._runs.arrive(ti.key, id_, workload)
+        else:
+            self._runs.note_sent(ti.key, id_, workload, self._clock.now())
+        return True
 
     def _adopt_one(self, ti: Any, lease: Lease | None) -> bool:
         """Take over one task: it is queued again, followed, or left to the engine. Returns whether it was taken over.
@@ -339,3 +376,9 @@ class HeteroExecutor(BaseExecutor):
         self._task_event_logs.append(record)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._notes.append(record)
+
+
+def _key_of(ti: Any) -> TaskInstanceKey:
+    return TaskInstanceKey(
+        ti.dag_id, ti.task_id, ti.run_id, ti.try_number, -1 if ti.map_index is None else ti.map_index
+    )

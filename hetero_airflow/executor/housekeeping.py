@@ -78,16 +78,22 @@ class Housekeeping:
         )
 
     def run(
-        self, waiting_ids: Sequence[str], running_ids: Sequence[str], decided_at: datetime | None, now: datetime
+        self,
+        waiting_ids: Sequence[str],
+        running_ids: Sequence[str],
+        unleased_ids: Sequence[str],
+        decided_at: datetime | None,
+        now: datetime,
     ) -> None:
         """Do what is due.
 
         :param waiting_ids: the requests whose tasks wait here
         :param running_ids: the requests whose tasks run, or were handed over
+        :param unleased_ids: in an outage of the API server, the tasks without a lease that the engine has
         :param decided_at: when the scheduler last completed a cycle; None before the first
         """
         self._spot_host.step(now)
-        self._refresh_tasks(waiting_ids, running_ids, now)
+        self._refresh_tasks([*waiting_ids, *running_ids], [*running_ids, *unleased_ids], now)
         if self._periods.is_due("heartbeat", now):
             self._store.record(self._signs_of_life(decided_at), now)
         self._store.record(self._liveness.find_lost(now), now)
@@ -108,10 +114,10 @@ class Housekeeping:
         events: list[StoreEvent] = [WorkerSeen(self.local_worker, self._read_devices())] if self.local_worker else []
         return events if decided_at is None else [*events, SchedulerDecided(self._scheduler, decided_at)]
 
-    def _refresh_tasks(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
+    def _refresh_tasks(self, queued_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
         """Keep Airflow from giving up tasks that have to wait, or whose heartbeats can't arrive."""
         if self._periods.is_due("queued", now):
-            self._tasks.refresh_queued([*waiting_ids, *running_ids], now)
+            self._tasks.refresh_queued(queued_ids, now)
         if self._api.outage is not None and self._periods.is_due("running", now):
             self._tasks.refresh_running(running_ids, now)
 

@@ -31,6 +31,8 @@ class Phase(StrEnum):
     """It needs no device, and waits until Airflow's API server answers."""
     SENT = "sent"
     """The engine has it. It has no lease."""
+    GIVEN_UP = "given up"
+    """Its supervisor is lost. It has no lease. The recovery rules decide whether it runs again with the same try."""
     HANDED_OVER = "handed over"
     """The engine has it, with its lease. Airflow does not know of a process yet."""
     RUNNING = "running"
@@ -48,7 +50,7 @@ class Phase(StrEnum):
 QUEUED = frozenset({Phase.RESOLVING, Phase.WAITING})
 """It waits for devices."""
 
-UNLEASED = frozenset({Phase.CHECKING, Phase.HELD, Phase.SENT})
+UNLEASED = frozenset({Phase.CHECKING, Phase.HELD, Phase.SENT, Phase.GIVEN_UP})
 """It has no lease and gets none."""
 
 LEASED = frozenset({Phase.HANDED_OVER, Phase.RUNNING, Phase.STOPPING, Phase.LOST})

@@ -150,13 +150,30 @@ def note_sent(run: Run, event: events.Sent, now: datetime) -> Next:
 
 
 def end_unleased(run: Run, event: events.EngineEnded, now: datetime) -> Next:
-    """Tell Airflow. But hold a task that could not start because the API server was away, and that is still QUEUED."""
-    is_queued = event.row is None or event.row.state == TaskInstanceState.QUEUED
+    """Tell Airflow. But hold a task that could not start because the API server was away, and that is still QUEUED.
+
+    A supervisor that fails before it starts its task is lost. If Airflow's row says that the task runs, it was a second
+    supervisor, which Airflow did not let begin; or it could not report the end, and Airflow misses its heartbeat.
+    """
+    report = commands.Report(event.state, event.info)
     if not event.is_end:
-        return Phase.SENT, [commands.Report(event.state, event.info)]
-    if event.has_failed and event.has_api_failed and is_queued:  # without a row, it is asked again before it starts
+        return Phase.SENT, [report]
+    is_queued = event.row is None or event.row.state == TaskInstanceState.QUEUED
+    if event.has_failed and event.has_api_failed and is_queued and run.workload is not None:
+        # without a row, it is asked again before it starts
         return Phase.HELD, [commands.Log(f"{_API_AWAY} It waits again. This uses no retry.", "warning")]
-    return Phase.OVER, [commands.Report(event.state, event.info)]
+    if event.row is None or event.has_cluster:
+        return Phase.OVER, [report]
+    if event.has_failed and is_queued:
+        run.end = End("its supervisor failed before it started", has_started=False)
+        return Phase.GIVEN_UP, [commands.Forget()]
+    return (Phase.SENT, []) if event.row.state == TaskInstanceState.RUNNING else (Phase.OVER, [report])
+
+
+def give_up(run: Run, event: events.HeartbeatLost, now: datetime) -> Next:
+    """Ask the recovery rules."""
+    run.end = End("Airflow has not heard of it for too long")
+    return Phase.GIVEN_UP, [commands.Forget()]
 
 
 _API_AWAY = "It could not start, since Airflow's API server did not answer."
@@ -331,7 +348,7 @@ def follow_rules(run: Run, event: events.RecoveryDecided, now: datetime) -> Next
     """End the run. Where the rules do not send it back, Airflow's retries decide."""
     assert run.end is not None
     failed = commands.Report("failed", f"HeteroExecutor: {run.end.cause}", is_noted=True)
-    return Phase.ENDING, [] if event.is_sent_back else [failed]
+    return Phase.OVER if run.lease is None else Phase.ENDING, [] if event.is_sent_back else [failed]
 
 
 def revoke_handed_over(run: Run, event: events.Revoked, now: datetime) -> Next:
@@ -415,14 +432,14 @@ TABLE: Mapping[type[Any], Mapping[Phase, Handler]] = {
     events.Answered: dict.fromkeys({Phase.CHECKING, Phase.HELD}, send),
     events.Sent: dict.fromkeys({Phase.CHECKING, Phase.HELD}, note_sent),
     events.EngineEnded: {Phase.SENT: end_unleased} | dict.fromkeys(LEASED, end_by_engine)
-    | dict.fromkeys({Phase.ENDING, Phase.OVER}, ignore_end),
+    | dict.fromkeys({Phase.GIVEN_UP, Phase.ENDING, Phase.OVER}, ignore_end),
     events.Watched: dict.fromkeys(LEASED, watch),
     events.ApiAway: dict.fromkeys(LEASED, forgive),
-    events.HeartbeatLost: dict.fromkeys(LEASED, mark_heartbeat_lost),
+    events.HeartbeatLost: {Phase.SENT: give_up} | dict.fromkeys(LEASED, mark_heartbeat_lost),
     events.LeaseGone: dict.fromkeys(LEASED, lose_lease),
     events.Preempted: dict.fromkeys({Phase.HANDED_OVER, Phase.RUNNING}, preempt),
     events.GraceOver: {Phase.STOPPING: force},
-    events.RecoveryDecided: {Phase.LOST: follow_rules},
+    events.RecoveryDecided: dict.fromkeys({Phase.GIVEN_UP, Phase.LOST}, follow_rules),
     events.Looked: {Phase.ENDING: end_lease},
     events.Freed: {Phase.ENDING: forget},
 }  # fmt: skip
@@ -441,6 +458,7 @@ class Runs:
         self.held: dict[Any, Run] = {}
         self.sent: dict[Any, Run] = {}
         """A worker process that is killed reports no end, so its run may still be listed."""
+        self.given_up: dict[Any, Run] = {}
         self.leased: dict[Any, Run] = {}
         self.ending: dict[str, Run] = {}
         """By lease: a task may have several."""
@@ -459,6 +477,7 @@ class Runs:
             Phase.CHECKING: self.checking,
             Phase.HELD: self.held,
             Phase.SENT: self.sent,
+            Phase.GIVEN_UP: self.given_up,
             **dict.fromkeys(LEASED, self.leased),
             Phase.ENDING: self.ending,
         }
@@ -478,9 +497,9 @@ class Runs:
         """Keep a task without a lease until Airflow's API server answers."""
         self._add(Run(workload.key, str(workload.ti.id), Phase.HELD, workload))
 
-    def note_sent(self, workload: ExecuteTask, now: datetime) -> None:
-        """The engine has got a task without a lease."""
-        self._add(Run(workload.key, str(workload.ti.id), Phase.SENT, workload, sent_at=now))
+    def note_sent(self, key: Any, request_id: str, workload: ExecuteTask | None, now: datetime) -> None:
+        """The engine has got a task without a lease, or follows one of a scheduler that died."""
+        self._add(Run(key, request_id, Phase.SENT, workload, sent_at=now))
         if len(self.sent) > MAX_REMEMBERED:
             del self.sent[next(iter(self.sent))]
 
@@ -607,4 +626,5 @@ class Runs:
 
     def reported(self, key: Any) -> Run | None:
         """The run of which the engine reports a state; None for a run that is not known here."""
-        return self.leased.get(key) or self.unreported.get(key) or self.sent.get(key)
+        groups = self.leased, self.unreported, self.sent, self.given_up
+        return next((group[key] for group in groups if key in group), None)

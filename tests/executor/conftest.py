@@ -33,7 +33,7 @@ class StandInEngine:
     """Stands for LocalEngine: it records workloads, and starts no processes."""
 
     def __init__(self):
-        self.started, self.alive, self.signals = [], {}, []
+        self.started, self.alive, self.signals, self.forgotten = [], {}, [], []
         self.slots, self.in_hand = None, set()
 
     traits, cluster, prompt_ends = LocalEngine.traits, None, None
@@ -46,6 +46,9 @@ class StandInEngine:
 
     def withdraw(self, key):
         return False
+
+    def forget(self, key):
+        self.forgotten.append(key)
 
     def reaches(self, worker):
         return worker.id == "worker-a"

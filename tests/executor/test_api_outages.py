@@ -248,6 +248,10 @@ class TestPlainTasks:
         bench.lose_api_server()
         bench.beat(200)
         assert bench.tasks.refreshed[-1][0] == [A], "its supervisor waits for a server"
+        assert bench.tasks.refreshed_running[-1][0] == [A], "or it runs"
+        executor.change_state(key, FAILED)
+        executor._take_messages(bench.clock.now())
+        assert bench.runs.given_up == {}, "no heartbeat can arrive"
         assert fail_start(bench, executor, key) == {}
         bench.beat(1)
         assert bench.started == [key]
@@ -288,16 +292,41 @@ class TestPlainTasks:
         bench.beat(1)
         assert bench.started == [key]
 
-    def test_one_that_fails_for_another_cause_is_left_to_airflow(self, bench, executor, plain):
-        key = plain("a")
-        assert fail_start(bench, executor, key) == {key: FAILED}
-        assert bench.runs.held == {}
+    def test_one_whose_supervisor_failed_before_it_started_comes_again_with_the_same_try(self, bench, executor, plain):
+        key, sent_back = plain("a"), []
+        bench.commands._send_back = lambda run, now: not sent_back.append(run.key)
+        assert fail_start(bench, executor, key) == {}
+        bench.beat(1)
+        assert (sent_back, bench.engine.forgotten, bench.runs.given_up, bench.reports) == ([key], [key], {}, [])
 
-    def test_one_that_had_begun_is_left_to_airflow(self, bench, executor, plain):
+    def test_the_failure_of_a_second_supervisor_is_not_that_of_the_task(self, bench, executor, plain):
+        """Airflow let the first one begin: a worker process of a scheduler that died, or an earlier message."""
         key = plain("a")
-        bench.lose_api_server()
         bench.tasks.rows[A] = TaskProcess("running", 100, "here", bench.clock.now())
-        assert fail_start(bench, executor, key) == {key: FAILED}
+        assert fail_start(bench, executor, key) == {}
+        bench.beat(1)
+        bench.tasks.rows[A] = TaskProcess("success")
+        executor._process_ends({key: (SUCCESS, None)}, bench.clock.now())
+        assert executor.get_event_buffer() == {key: (SUCCESS, None)}
+
+    @pytest.mark.parametrize("is_sent_back", [True, False])
+    def test_one_whose_heartbeats_stop_comes_again_with_the_same_try_as_often_as_the_rule_says(
+        self, bench, executor, plain, is_sent_back
+    ):
+        key, decisions = plain("a"), [None, None, is_sent_back]
+        bench.tasks.rows[A] = TaskProcess("running", 100, "here", bench.clock.now())
+        bench.commands._send_back = lambda run, now: decisions.pop(0)
+        executor.change_state(key, FAILED)
+        executor._take_messages(bench.clock.now())
+        bench.beat(1)
+        assert (list(bench.runs.given_up), bench.reports) == ([key], []), "the state store has not answered"
+        executor.change_state(key, FAILED)
+        executor._take_messages(bench.clock.now())
+        bench.beat(1)
+        told = [] if is_sent_back else [(key, "failed", "HeteroExecutor: Airflow has not heard of it for too long")]
+        assert (bench.reports, bench.engine.forgotten, bench.runs.given_up) == (told, [key], {})
+        executor._process_ends({key: (FAILED, None)}, bench.clock.now())
+        assert executor.get_event_buffer() == {key: (FAILED, None)}, "it is not known here any more"
 
     def test_one_that_airflow_does_not_want_any_more_is_forgotten(self, bench, executor, plain):
         bench.lose_api_server()
@@ -314,7 +343,7 @@ class TestPlainTasks:
     def test_a_placement_check_that_could_not_start_waits_again(self, bench, executor):
         workload, key = a_plain_task("room")
         bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
-        bench.runs.note_sent(workload, bench.clock.now())
+        bench.runs.note_sent(key, str(workload.ti.id), workload, bench.clock.now())
         bench.engine.hand_over_unplaced(workload)
         bench.lose_api_server()
         assert fail_start(bench, executor, key) == {}

@@ -1,9 +1,12 @@
 import threading
 from multiprocessing import Pipe
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from airflow.callbacks.callback_requests import TaskCallbackRequest
 from airflow.executors.workloads import ExecuteTask
+from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
@@ -213,8 +216,8 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     queued = a_task_instance("c", "new", "queued")
     plain = a_task_instance("d", "plain", "queued", device=False)
     far = a_task_instance("e", "far-task", "running")
-    assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain]
-    assert (list(heir.runs.leased), taken) == (["a", "e"], ["c"])
+    assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown]
+    assert (list(heir.runs.leased), taken, list(heir.runs.arrived)) == (["a", "e"], ["c"], ["c", "d"])
     begun = heir.runs.leased["a"]
     assert executor.try_adopt_task_instances([running]) == []
     assert heir.runs.leased["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
@@ -368,9 +371,32 @@ def test_our_own_tasks_need_no_round_when_airflow_offers_them_after_a_late_heart
         assert executor.try_adopt_task_instances([a_task_instance("a", id_, "running"), plain, check]) == []
 
 
-def test_a_plain_task_whose_worker_process_is_gone_is_given_back_to_airflow(bench, executor):
-    gone = a_task_instance(Key("plain"), "p", "running", device=False)
-    assert executor.try_adopt_task_instances([gone]) == [gone]
+def test_a_plain_task_of_a_dead_scheduler_is_followed_though_the_engine_can_not_and_missed_heartbeats_end_it(
+    bench, executor
+):
+    running = a_task_instance(Key("plain"), "p", "running", device=False)
+    assert executor.try_adopt_task_instances([running]) == []
+    executor.change_state(Key("plain"), FAILED)
+    executor._take_messages(bench.clock.now())
+    assert list(bench.runs.given_up) == [Key("plain")]
+
+
+def test_the_callback_of_a_failure_waits_until_the_task_has_failed(bench, executor):
+    """The scheduler sends it when heartbeats stop, and again if it fails the task."""
+    executor.callback_sink = Mock()
+    ids = {"dag_id": "dag", "task_id": "t", "run_id": "run", "try_number": 1, "map_index": -1}
+    key = TaskInstanceKey(**ids)
+    request = TaskCallbackRequest.model_construct(ti=SimpleNamespace(**ids))
+    bench.runs.note_sent(key, "id", None, bench.clock.now())
+    executor.send_callback(request)
+    executor.change_state(key, FAILED)
+    executor._take_messages(bench.clock.now())
+    executor.send_callback(request)
+    assert executor.callback_sink.send.call_count == 0
+    bench.commands._send_back = lambda run, now: False
+    bench.beat(1)
+    executor.send_callback(request)
+    assert executor.callback_sink.send.call_count == 1
 
 
 def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):

@@ -1,12 +1,18 @@
-"""A scheduler that stalls for longer than its health threshold takes itself for dead: it resets none of its tasks."""
+"""A scheduler that stalls for longer than its health threshold takes itself for dead: it resets none of its tasks.
+
+So does the next one, if it dies. A task without a device that loses its supervisor then runs again with the same try.
+"""
 
 import os
 import signal
 import time
 
+import psutil
+import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from tests.system.conftest import QUICK
+from tests.system.scheduler_jobs import replace_scheduler
 
 STALL_S = 2 * float(QUICK["AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD"])
 NAMES = ("plain", "device")
@@ -41,6 +47,39 @@ def archived_tries(airflow, run_id):
     query = text("SELECT task_id, try_number, state FROM task_instance_history WHERE run_id = :run_id")
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(query, {"run_id": run_id})]
+
+
+@pytest.fixture
+def short_heartbeats(airflow):
+    """The schedulers that start meanwhile miss the heartbeat of a task after some seconds."""
+    timeout, interval = (
+        f"AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_{name}" for name in ("TIMEOUT", "TIMEOUT_DETECTION_INTERVAL")
+    )
+    airflow.environment |= {timeout: "15", interval: "2"}
+    yield
+    for name in (timeout, interval):
+        del airflow.environment[name]
+    airflow.kill("scheduler")
+    airflow.launch("scheduler")
+
+
+def test_a_task_without_a_device_that_loses_its_scheduler_and_its_supervisor_uses_no_try(airflow, short_heartbeats):
+    end = airflow.home / "end-of-losses"
+    run_id = airflow.trigger("stalled", {"until": str(end)})
+
+    def plain():
+        (task,) = (task for task in airflow.tasks("stalled", run_id) if task["task_id"] == "plain")
+        return task
+
+    airflow.wait_until(lambda: plain()["state"] == "running", "it to run")
+    pid = plain()["pid"]
+    replace_scheduler(airflow, "stalled", run_id)
+    assert (plain()["state"], plain()["pid"]) == ("running", pid)
+    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    airflow.wait_until(lambda: starts(end)["plain"] == 2, "it to run again")
+    end.touch()
+    assert airflow.wait_for_run("stalled", run_id) == "success"
+    assert (plain()["try_number"], archived_tries(airflow, run_id)) == (1, [])
 
 
 def test_a_scheduler_that_stalled_keeps_the_tasks_that_it_runs(airflow):

@@ -116,6 +116,10 @@ class KubernetesEngine:
             self._tolerate_outage(adapter, adapter.executor.heartbeat)
             adapter.delete_marked_pods()
 
+    def forget(self, key: Any) -> None:
+        """Count a task without a device no longer. The events of its pod are not reported then."""
+        self.executor.running.discard(key)
+
     def has_task(self, task_instance: Any) -> bool:
         """Whether KubernetesExecutor still has the task."""
         return any(adapter.executor.has_task(task_instance) for adapter in self.cluster.adapters)

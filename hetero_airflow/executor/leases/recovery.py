@@ -51,19 +51,23 @@ class TaskRecovery:
         self._shapes = Shapes()
         self._marked: tuple[tuple[Worker, ...], tuple[PendingRequest, ...], tuple[Worker, ...]] = ((), (), ())
 
-    def send_back(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool | None:
+    def send_back(
+        self, key: Any, request_id: str, lease: TaskLease | None, evidence: Evidence, now: datetime
+    ) -> bool | None:
         """Requeue a task whose process and supervisor are gone, if the rules allow it.
 
         Returns whether that was done, or another scheduler or a user has decided meanwhile what becomes of the task. If
         not, Airflow fails or retries it. None while the task state store has not answered: call this again.
 
+        :param lease: None for a task without one
         :param evidence: what is known about their end
         """
         epoch = self._tasks.epochs([request_id]).get(request_id)
         if epoch is None:
             return False
         failure = failure_of(evidence, lease, epoch, now)
-        answer = self._states.ask(("lost", lease.token), partial(_record, key, failure))
+        run = request_id if lease is None else lease.token
+        answer = self._states.ask(("lost", run), partial(_record, key, failure))
         if not answer.done():
             return None
         if (error := answer.exception()) is not None:  # without a record its budget is not counted
@@ -74,8 +78,8 @@ class TaskRecovery:
         self._note(key, decision.message)
         if not isinstance(decision, Requeue):
             return False
-        at, has_run = now + timedelta(seconds=decision.delay_s), bool(evidence.oom_kills)
-        if not self._tasks.reschedule(request_id, now, at, even_queued=has_run):
+        at, is_past_start = now + timedelta(seconds=decision.delay_s), lease is None or bool(evidence.oom_kills)
+        if not self._tasks.reschedule(request_id, now, at, even_queued=is_past_start):
             log.info("%s was lost, and its state in Airflow has changed since. Nothing is reported.", key)
         return True
 
