@@ -4,8 +4,6 @@ On a CPU, the variables of all accelerators are empty. To try it without an acce
 ``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
-from __future__ import annotations
-
 from airflow.sdk import dag
 
 from hetero_airflow.operators import DeviceBashOperator

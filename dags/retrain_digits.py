@@ -14,8 +14,6 @@ Tasks pass small values through XCom, and data as files in a folder of the run. 
 ``published/digits.safetensors`` in it, next to its card.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -7,8 +7,6 @@ Without a GPU, start Airflow with
 ``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
-from __future__ import annotations
-
 import time
 
 from airflow.sdk import dag, task

@@ -13,8 +13,6 @@ Try it: while `train` runs, kill its process, restart the scheduler, or let a ta
 The same try continues from the last checkpoint, on the same or another device.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Time as a port, so that the cycle runs on the real clock and on a simulated one."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The exceptions that this package raises. Each says what was asked, what was found, and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 Every process of Airflow loads it, also that of each task. Only the API server imports FastAPI and our routes.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What Airflow's provider discovery reads. Every Airflow process calls it, so it imports nothing large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hetero_airflow import __version__

@@ -3,8 +3,6 @@
 A row is imported when it is loaded, so torch, celery and kubernetes stay optional.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from importlib import import_module

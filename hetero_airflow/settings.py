@@ -1,7 +1,5 @@
 """Names and defaults of the options in the configuration section ``[hetero]``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SECTION = "hetero"

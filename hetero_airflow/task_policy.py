@@ -4,8 +4,6 @@ Airflow imports this while it starts, so nothing here may import a module that i
 called.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from airflow.policies import hookimpl

@@ -1,7 +1,5 @@
 """Bytes, durations, shares and byte ranges: one grammar for code, configuration and command line."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -167,7 +165,7 @@ class ByteRange:
     maximum: int | None
 
     @classmethod
-    def parse(cls, value: object, field: str = "memory") -> ByteRange:
+    def parse(cls, value: object, field: str = "memory") -> "ByteRange":
         """A range from ``40GiB..``, ``..80GiB``, ``24GiB..80GiB``, ``40GiB``, an int, or a range.
 
         :raises RequestError: not a range, open at both ends, or with the larger size first

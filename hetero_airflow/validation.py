@@ -1,7 +1,5 @@
 """Words for invalid input: the nearest valid name, and pydantic's errors in this package's words."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A shell command on devices."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sets where the task's checkpoints are, before any of its code runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,7 +46,7 @@ class CheckpointArguments(BaseModel):
     """Whether a cleared task starts fresh or resumes from its last checkpoint."""
 
     @classmethod
-    def parse(cls, value: object) -> CheckpointArguments:
+    def parse(cls, value: object) -> "CheckpointArguments":
         """Parse the argument. None means all defaults.
 
         :raises RequestError: the argument is invalid

@@ -1,7 +1,5 @@
 """``@task.device(...)``: a function as a task on devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, cast
 

@@ -1,7 +1,5 @@
 """The base of all device operators: it sends the request to the executor and binds the lease in the task."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping

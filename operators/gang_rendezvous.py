@@ -4,8 +4,6 @@ XCom is Airflow's only way from one task to another, and it needs no port that i
 task's XComs when it starts again, and the value names the leader's lease, so no member uses an earlier rendezvous.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

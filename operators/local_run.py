@@ -6,8 +6,6 @@ or its exception. Standard input is inherited, so ``breakpoint()`` works. With `
 is forked, for debuggers that don't follow a fork.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -3,8 +3,6 @@
 It is pickled: both ends are this program, the child is a fork of the parent, and nobody else can write into the pipe.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import traceback

@@ -3,8 +3,6 @@
 A mapped operator is constructed only when it runs, so its request would not reach the executor.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

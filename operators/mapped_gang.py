@@ -1,7 +1,5 @@
 """Checks the gangs of mapped tasks when the DAG file is parsed, so that no gang waits forever."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

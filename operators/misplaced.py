@@ -1,7 +1,5 @@
 """Refuses a request that stands where nothing reads it, which is what people try first."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A pod on devices, for any executor and for managed Airflow. Kubernetes places it, not `HeteroExecutor`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property

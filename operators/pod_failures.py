@@ -1,7 +1,5 @@
 """What the recovery rules can learn from a pod that failed, or that a cluster refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A Python callable on devices."""
 
-from __future__ import annotations
-
 from airflow.providers.standard.operators.python import PythonOperator
 
 from hetero_airflow.operators.device import DeviceOperator

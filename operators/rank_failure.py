@@ -1,7 +1,5 @@
 """Finds the rank that failed first, and why. The later failures of other ranks are only consequences."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """torchrun and its ranks as one child of the task. Their output is streamed; no process outlives the child."""
 
-from __future__ import annotations
-
 import os
 import re
 import selectors
@@ -96,7 +94,7 @@ class RankGroup:
         self._environment = {**(member.variables if member else {}), **environment, **fixed}
         self._inherited = [member.listener.fileno()] if member and member.listener else []
 
-    def __enter__(self) -> RankGroup:
+    def __enter__(self) -> "RankGroup":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Sends a task back to be scheduled after a preemption or a curable failure: same try, no retry used up."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

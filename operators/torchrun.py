@@ -1,7 +1,5 @@
 """Training in several processes with torchrun, on one worker or on the workers of a gang."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

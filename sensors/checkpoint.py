@@ -1,7 +1,5 @@
 """Waits for a checkpoint of another task."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The condition on a checkpoint that a sensor waits for. Pure: the caller passes the time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,7 +38,7 @@ class CheckpointCondition:
         below: object = None,
         younger_than: object = None,
         complete: object = False,
-    ) -> CheckpointCondition:
+    ) -> "CheckpointCondition":
         """The condition in a sensor's arguments.
 
         :raises RequestError: no argument is given, or no checkpoint could ever meet them
@@ -62,7 +60,7 @@ class CheckpointCondition:
         return cls(step, metric, bounds["above"], bounds["below"], age_s, complete)  # type: ignore[arg-type]
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> CheckpointCondition:
+    def from_json(cls, values: dict[str, Any]) -> "CheckpointCondition":
         """The condition from its `to_json` form."""
         return cls(**values)
 

@@ -1,7 +1,5 @@
 """What triggers read: the index of one task instance, or the newest checkpoint of a task in any run."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """Triggers that wait for checkpoints. All triggers of one triggerer share one `Poller`."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator

@@ -11,8 +11,6 @@ Rejected: a device task that is really placed and ends at once. It would take de
 might preempt others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar

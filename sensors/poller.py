@@ -13,8 +13,6 @@ far too many requests. So they share a poller:
 * A store that does not answer counts as unchanged. It is logged once, and again after a minute of answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import heapq

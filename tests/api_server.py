@@ -1,7 +1,5 @@
 """A real HTTP server with our routes, which can be stopped and started again; and a worker's agent by hand."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -73,7 +71,7 @@ class Speaker:
         self.key = Ed25519PrivateKey.generate()
         self.http = httpx.Client(base_url=f"{url}{PREFIX}", timeout=30)
 
-    def enrolled(self, engine: Engine) -> Speaker:
+    def enrolled(self, engine: Engine) -> "Speaker":
         """Itself, once its key is in the store."""
         keys, now = WorkerKeys(engine), datetime.now(UTC)
         keys.open_enrolment(self.worker_id, hash_secret(SECRET), now + timedelta(hours=1), now)

@@ -1,7 +1,5 @@
 """Celery workers beside a local Airflow: each a Celery worker and an agent, with devices of its own."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What all tests share: a PostgreSQL server that the tests start, their order, and what is said at the end of a run."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing.util
 import os

@@ -4,8 +4,6 @@ TLS, tokens and RBAC are as in a cluster. The programs are those of the folder t
 controller-runtime's envtest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -52,7 +50,7 @@ rules: [{level: Metadata, userGroups: ["system:serviceaccounts:airflow"]}]
 
 
 @contextlib.contextmanager
-def running_control_plane(folder: Path) -> Iterator[ControlPlane]:
+def running_control_plane(folder: Path) -> "Iterator[ControlPlane]":
     """One that is ended with all it started."""
     plane = ControlPlane(folder)
     try:

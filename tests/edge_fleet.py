@@ -1,7 +1,5 @@
 """Edge workers beside a local Airflow: each an edge worker and an agent, which speak to its API server alone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path

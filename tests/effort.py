@@ -1,7 +1,5 @@
 """How much a test tries: little in ``make test``, more in ``make system``, which runs such tests again."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeVar
 

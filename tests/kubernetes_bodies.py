@@ -1,7 +1,5 @@
 """Checks a body as an API server would: by the official client's models, and by Kubernetes' own schemas."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

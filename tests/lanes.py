@@ -5,8 +5,6 @@ the first process runs these groups. The other processes run the files that comp
 such files too, once no group is left. An API server alone starves nothing, so a test that boots no more computes.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A witness inside PostgreSQL: a trigger that notes each device that a lease takes or gives back, as it happens."""
 
-from __future__ import annotations
-
 from sqlalchemy import Engine, text
 
 _AUDIT = """

@@ -1,7 +1,5 @@
 """An SQLite database with Airflow's tables and ours. A run of the tests migrates it once; its users copy it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

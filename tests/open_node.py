@@ -1,7 +1,5 @@
 """A real process that keeps a file open, which stands in for a device node."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

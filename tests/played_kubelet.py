@@ -4,8 +4,6 @@ It knows what a pod of KubernetesExecutor needs: one container with its argument
 maps. Images, users, mounts, limits and devices are not played.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Nodes of a real control plane with simulated kubelets: they send reports, and set pod states as a test says."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ LEASES = "kube-node-lease"
 
 
 @contextlib.contextmanager
-def played_nodes(api_client: client.ApiClient) -> Iterator[PlayedNodes]:
+def played_nodes(api_client: client.ApiClient) -> "Iterator[PlayedNodes]":
     """None at first; those that were added are deleted at the end, and the pods of all namespaces with them."""
     nodes = PlayedNodes(api_client)
     nodes.start()

@@ -1,7 +1,5 @@
 """A PostgreSQL server in a folder of its own, which can be killed and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -27,7 +25,7 @@ SETTINGS = ["listen_addresses=", "fsync=off", "full_page_writes=off", "max_conne
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[PostgresServer]:
+def running_postgres() -> "Iterator[PostgresServer]":
     """One that is stopped and removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="hetero-pg-", dir="/tmp"))  # a socket's path has at most 107 characters
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,5 @@
 """A Redis server on a free port, which can be killed and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import shutil
@@ -16,7 +14,7 @@ from held_port import HeldPort
 
 
 @contextlib.contextmanager
-def running_redis(folder: Path) -> Iterator[RedisServer]:
+def running_redis(folder: Path) -> "Iterator[RedisServer]":
     """One that writes to that folder and is stopped at the end."""
     server = RedisServer(folder)
     server.start()

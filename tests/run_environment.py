@@ -4,8 +4,6 @@ All that tests and their processes write to ``TMPDIR`` goes to a folder of the r
 tells that the process is one of the run's.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A server that accepts connections and never answers, like one whose host has stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
@@ -11,7 +9,7 @@ from tests.waiting import eventually
 
 
 @contextlib.contextmanager
-def silent_server() -> Iterator[SilentServer]:
+def silent_server() -> "Iterator[SilentServer]":
     """One that is stopped at the end.
 
     Threads of `ServiceCalls` that were left alone with their call then see that it fails. They end first, since a

@@ -7,8 +7,6 @@ A forked process differs from one that a shell starts in two ways: its command l
 and it has loaded modules that it may not need. Tests that claim something about these start ``airflow`` themselves.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib
@@ -62,7 +60,7 @@ COMMAND_TIMEOUT_S = 600
 class WarmProcess:
     """A process that `WarmAirflow` has started; as much of `subprocess.Popen` as tests use."""
 
-    def __init__(self, airflow: WarmAirflow, pid: int) -> None:
+    def __init__(self, airflow: "WarmAirflow", pid: int) -> None:
         self._airflow = airflow
         self.pid = pid
 

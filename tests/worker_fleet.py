@@ -1,7 +1,5 @@
 """Workers beside a local Airflow: each a worker of the engine and an agent, with devices of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """Runs a command while a busy process uses each core: ``busy.py COMMAND [ARGUMENT …]``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """moto's S3 as a real HTTP server that records each request, and can fail on purpose."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -3,8 +3,6 @@
 It starts a real Airflow in ``.airflow/demo``, which it empties first, and stops it at the end.
 """
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sys

@@ -1,7 +1,5 @@
 """A hook of mkdocs: the start page is the README, and the reference is written from the code at each build."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

@@ -1,7 +1,5 @@
 """An Airflow in the foreground of a terminal. A folder has at most one, and all its processes stop at the end."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

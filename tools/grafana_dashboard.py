@@ -1,7 +1,5 @@
 """Writes the dashboard for Grafana: ``python tools/grafana_dashboard.py > hetero_airflow/metrics/dashboard.json``."""
 
-from __future__ import annotations
-
 import sys
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, Row

@@ -1,7 +1,5 @@
 """A port of 127.0.0.1 that nobody else takes, for servers that can't choose one and report it."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

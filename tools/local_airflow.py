@@ -3,8 +3,6 @@
 The demo and the system tests use it. It has the settings that `airflow hetero config` recommends.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
@@ -145,7 +143,7 @@ class LocalAirflow:
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
         self._starter = type(self).make_starter(self.environment)
 
-    def __enter__(self) -> LocalAirflow:
+    def __enter__(self) -> "LocalAirflow":
         try:
             self.start()
         except BaseException:

@@ -1,7 +1,5 @@
 """Writes the OpenAPI schema of the routes that the page in Airflow's UI asks, for `make page`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

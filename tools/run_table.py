@@ -1,7 +1,5 @@
 """Writes the table of a run's life into docs/architecture.md, from `hetero_airflow.executor.runs`."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

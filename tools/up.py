@@ -1,7 +1,5 @@
 """``make up``: an Airflow with the example DAGs that runs until Ctrl-C. Its folder is ``.airflow/up``."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

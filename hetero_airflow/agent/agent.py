@@ -1,7 +1,5 @@
 """The agent's loop: send new inventories, send a heartbeat every few seconds, and leave when told to stop."""
 
-from __future__ import annotations
-
 import logging
 import random
 import time

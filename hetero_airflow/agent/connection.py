@@ -1,7 +1,5 @@
 """The agent's connection to the API server: one request at a time, each with its own token. Blocks."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from contextlib import suppress

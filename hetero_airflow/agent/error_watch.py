@@ -1,7 +1,5 @@
 """Collects the errors that the host's drivers report, until the server confirms them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress

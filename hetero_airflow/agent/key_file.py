@@ -1,7 +1,5 @@
 """The agent's private key on its host: made once, readable only by its owner, never sent."""
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Finds the processes of leases on this host, and ends those of ended leases."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

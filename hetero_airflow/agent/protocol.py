@@ -1,7 +1,5 @@
 """The protocol between agents and the API server: paths, bodies, limits. Pure; both sides use this file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
@@ -209,7 +207,7 @@ class DeviceError(_Body):
     """Number of new uncorrected errors."""
 
     @model_validator(mode="after")
-    def _has_one_kind(self) -> DeviceError:
+    def _has_one_kind(self) -> "DeviceError":
         if (self.xid is None) == (self.ecc_errors is None):
             raise ValueError("an error of a device has either an xid or ecc_errors")
         return self

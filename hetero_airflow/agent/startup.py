@@ -1,7 +1,5 @@
 """What the agent needs before its loop: its key, its enrolment, its signals."""
 
-from __future__ import annotations
-
 import logging
 import random
 import signal

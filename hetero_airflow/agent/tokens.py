@@ -1,7 +1,5 @@
 """The token of one request: who asks, for what, until when. A JWT signed with Ed25519 (RFC 8037). Pure."""
 
-from __future__ import annotations
-
 import hashlib
 from base64 import urlsafe_b64decode
 from datetime import datetime

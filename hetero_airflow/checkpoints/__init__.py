@@ -4,8 +4,6 @@ To add a store: write ``checkpoints/<name>.py`` and add a row to `CHECKPOINT_STO
 row. This package never imports airflow or SQLAlchemy, because a task in a plain container uses it.
 """
 
-from __future__ import annotations
-
 GROUP = "hetero_airflow.checkpoint_stores"
 
 CHECKPOINT_STORES: dict[str, str] = {

@@ -1,7 +1,5 @@
 """The port of a checkpoint store: objects under keys. Small objects are replaced by compare-and-swap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -11,8 +11,6 @@ and what a task uses to publish never writes it. Rejected: to trust the first gr
 key in the task's environment, which the task can change.
 """
 
-from __future__ import annotations
-
 import logging
 
 from pydantic import ValidationError

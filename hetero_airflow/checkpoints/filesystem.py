@@ -7,8 +7,6 @@ Rejected: ``link()`` as compare-and-swap, since FUSE and SMB mounts often have n
 itself, since NFS refuses it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -40,7 +38,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PLAIN_OBJECT = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
-def open_filesystem(place: CheckpointPlace) -> FilesystemStore:
+def open_filesystem(place: CheckpointPlace) -> "FilesystemStore":
     """The store of a place whose URL is ``file:///folder``. The first write creates the folder.
 
     :raises SettingsError: a URL that names a host, no folder, or the root of the file system

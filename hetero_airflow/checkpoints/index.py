@@ -1,7 +1,5 @@
 """The index of a place: its complete checkpoints. Readers see only the checkpoints in the index."""
 
-from __future__ import annotations
-
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat
 
 INDEX = "index.json"

@@ -1,7 +1,5 @@
 """Keys and file names that a store accepts: none that leaves its folder, hides, or breaks a line of a log."""
 
-from __future__ import annotations
-
 import re
 
 from hetero_airflow.errors import InvalidCheckpoint, shorten

@@ -1,7 +1,5 @@
 """Loads checkpoints into local files. Every digest is compared before use, and nothing is unpickled."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: size and digest of each file. It is written after the files and before the index."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping

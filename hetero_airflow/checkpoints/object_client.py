@@ -8,8 +8,6 @@ the manifest's SHA-256 counts. Stores that refuse such bodies (Oracle's, older M
 ``AWS_REQUEST_CHECKSUM_CALCULATION=when_required``, or ``request_checksum_calculation`` in boto3's configuration file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping

@@ -5,8 +5,6 @@ compatible stores accept these headers and ignore them. Two runs could then mix 
 checked before the first swap. See https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import threading
@@ -50,8 +48,8 @@ def open_object_store(
     place: CheckpointPlace,
     credentials: Mapping[str, str] | None = None,
     attempts: int = TOTAL_ATTEMPTS,
-    share_client_of: ObjectStore | None = None,
-) -> ObjectStore:
+    share_client_of: "ObjectStore | None" = None,
+) -> "ObjectStore":
     """The store of a place whose URL is ``s3://bucket/prefix``.
 
     :param credentials: by the names of boto3's environment variables; None: what boto3 finds by itself

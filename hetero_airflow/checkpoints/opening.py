@@ -1,7 +1,5 @@
 """Opens the store of a place. The scheme of its URL selects the store."""
 
-from __future__ import annotations
-
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP

@@ -1,7 +1,5 @@
 """The place of one task instance's checkpoints, and who may publish there."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from urllib.parse import quote
 

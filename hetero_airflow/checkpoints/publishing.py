@@ -5,8 +5,6 @@ every swap of an earlier run fails, however late its process comes back. A lease
 gap. After Kleppmann, "How to do distributed locking" (2016); here the data's store compares the tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Retention: which checkpoints of a place stay. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from hetero_airflow.checkpoints.index import CheckpointEntry, Index

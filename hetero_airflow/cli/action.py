@@ -1,7 +1,5 @@
 """What every command uses: its error handling, and access to the database."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """All commands of ``airflow hetero``. Every call of ``airflow`` imports this module, so it imports nothing heavy."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the scheduler sees now, and what its next cycle decides, for the commands."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Printing: escaped names, durations for people, tables, JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

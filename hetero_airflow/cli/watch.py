@@ -1,7 +1,5 @@
 """Commands that show the same picture again and again until the user quits."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

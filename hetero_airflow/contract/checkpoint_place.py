@@ -4,8 +4,6 @@ Only this module reads the options ``checkpoint_url``, ``checkpoint_conn_id`` an
 operator uses it for the checkpoints of its task, sensors and triggers for those of other tasks.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

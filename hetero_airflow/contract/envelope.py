@@ -6,8 +6,6 @@ finished request, or the arguments of `DeviceRequest.parse` if one of them is a 
 workload's ``context_carrier``, a field that every engine passes on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 

@@ -1,7 +1,5 @@
 """Airflow's Execution API, without which no task starts and none reports its end: whether it answers."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 import httpx

@@ -1,7 +1,5 @@
 """How a configuration names this package's executor and coordinator, and which executor and pool device tasks use."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

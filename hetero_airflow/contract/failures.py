@@ -1,7 +1,5 @@
 """Records of failed runs, made by whichever process saw the end: task, supervisor or scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime

@@ -4,8 +4,6 @@ Airflow then runs the tasks one after the other, in the process that calls it, w
 a lease of this machine (`runtime/local_leases.py`).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import UTC, datetime
@@ -44,7 +42,7 @@ def is_local_run() -> bool:
     return isinstance(connection, (supervisor.InProcessSupervisorComms, LocalRunComms))
 
 
-def local_settings() -> LocalSettings:
+def local_settings() -> "LocalSettings":
     """The options of [hetero] for local runs.
 
     :raises SettingsError: one of them can't be read

@@ -3,8 +3,6 @@
 The format of the question in ``executor_config``, and of the answer in the workload's ``context_carrier``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Renders device arguments that are Jinja templates. Without limits on time and memory; see `render_process`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The retry policy of device tasks: what Airflow does after a failure that was not requeued."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The keys that this package uses in Airflow's task state store. All tries of a task share it; no clear wipes it."""
 
-from __future__ import annotations
-
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from hetero_airflow.runtime.notice import Notice

@@ -9,8 +9,6 @@ can't be ended; one process for all probes, since a library that crashes would l
 `readings_watch` keeps a process for each probe, which reads again with every heartbeat.
 """
 
-from __future__ import annotations
-
 from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 
 GROUP = "hetero_airflow.probes"

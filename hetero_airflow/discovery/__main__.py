@@ -3,8 +3,6 @@
 Its arguments: ``python -m hetero_airflow.discovery WORKER_ID LABELS_JSON PROBE_TIMEOUT_S EXCLUDE``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -34,8 +34,6 @@ NPS1 to NPS4. Partitions of one chip share its serial number and PCI address but
 each the memory of the whole chip (amdsmi issues 97 and 134).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -11,8 +11,6 @@ Python for each of three commands. Its calls and answers on ROCm 7.0::
     amdsmi_get_power_info(handle)       {'socket_power': 41, ...}
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -17,8 +17,6 @@ The partitions of a chip have the same address; the number of the partition is i
 bits of ``location_id``, by the kernel's version (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -20,8 +20,6 @@ for HBM. ``npu-smi info -m`` gives each chip's logic id, the value for ASCEND_RT
     0                              1                              -                              Mcu
 """
 
-from __future__ import annotations
-
 import glob
 import re
 from collections import Counter

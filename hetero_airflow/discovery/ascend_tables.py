@@ -15,8 +15,6 @@ Nothing is left out without a word: a chip has a doubt if one of its cells does 
 does not fit makes the users of all chips unknown.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -20,8 +20,6 @@ On an Arm host it has no model, only the maker (0x48 is HiSilicon)::
     CPU part        : 0xd01
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

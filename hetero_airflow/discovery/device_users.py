@@ -4,8 +4,6 @@ A process that the vendor's software lists under one device counts for that one 
 opens the nodes of all. Processes of discovery itself do not count.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 from collections.abc import Collection, Iterator, Mapping

@@ -5,8 +5,6 @@ nearly all of it the start of one Python process that imports pydantic; 1.1 s if
 simulated devices. Neither airflow nor torch is imported.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import socket

@@ -13,8 +13,6 @@ A Zynq has no card; its FPGA manager represents it::
     /sys/class/fpga_manager/fpga0/state    operating
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

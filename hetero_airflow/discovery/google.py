@@ -17,8 +17,6 @@ be leased (ray pull request 65723: "TPU_VISIBLE_CHIPS is chip granular").
 The driver shows memory in use and temperature only to the process that runs on the chip.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

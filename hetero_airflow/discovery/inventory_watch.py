@@ -1,7 +1,5 @@
 """Runs discovery on this host again and again without blocking the caller's loop."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

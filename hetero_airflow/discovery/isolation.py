@@ -4,8 +4,6 @@ All processes start together and share one time limit. A selector reads their an
 each process's whole group is killed, so no vendor's tool stays behind.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -5,8 +5,6 @@ that names no device (NVIDIA's CUDA programming guide; ROCm/ROCR-Runtime, amd_fi
 here. Each process reads its own variables, so those that a task gets count from all devices of the host again.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress

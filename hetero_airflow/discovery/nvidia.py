@@ -19,8 +19,6 @@ NVML has no call for the last XID: it reports an XID only to a process that wait
 driver asks for, and memory rows that could not be replaced.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Asks NVML, and tells "the chip has no such reading" from "the GPU does not answer"; the processes that use GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """The port of a probe: finds the devices of one vendor on this host."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

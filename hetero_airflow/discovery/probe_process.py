@@ -3,8 +3,6 @@
 Output that vendors' libraries print goes to standard error, so that it can't damage the answer.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

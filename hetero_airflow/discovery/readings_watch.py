@@ -5,8 +5,6 @@ process that stays and reads when it is asked: 1 ms for the CPU, in 33 MB of mem
 every heartbeat, while the inventory is read once a minute. A reading that is too old becomes unknown.
 """
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os
@@ -50,7 +48,7 @@ class ReadingsWatch:
     :param clock: seconds that only grow
     """
 
-    def __init__(self, start: Callable[[str], ReaderProcess], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, start: "Callable[[str], ReaderProcess]", clock: Callable[[], float] = time.monotonic) -> None:
         self._start, self._clock = start, clock
         self._readers: dict[str, ReaderProcess] = {}
         self._asked_at: dict[str, float] = {}

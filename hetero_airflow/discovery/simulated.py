@@ -4,8 +4,6 @@
 marked ``simulated`` everywhere, also in their ids, and no library finds them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Only files of /sys are read, so this needs no process of its own. A host's displ
 Matrox are not in the table, and an Intel GPU on bus 0 belongs to the CPU.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Takes devices out of scheduling that processes outside of all leases use."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path

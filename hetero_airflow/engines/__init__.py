@@ -4,8 +4,6 @@ To add one: write ``engines/<name>.py`` with the ports of `engine`, and add a ro
 `lease_files` also run on worker hosts, in the supervisor and the agent.
 """
 
-from __future__ import annotations
-
 GROUP = "hetero_airflow.engines"
 
 ENGINES: dict[str, str] = {

@@ -3,8 +3,6 @@
 Only this module knows CeleryExecutor's queues and keys, because Airflow 3.4 changes them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress

@@ -4,8 +4,6 @@ It is created below the group of this process, if that is writable: a service of
 outside a container. The kernel ends all its processes at once through ``cgroup.kill`` (Linux 5.14).
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from functools import cache

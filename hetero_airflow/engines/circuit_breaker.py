@@ -4,8 +4,6 @@ So a silent service costs its caller one time limit in each pause, and not one f
 costs the caller nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

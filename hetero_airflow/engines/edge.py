@@ -3,8 +3,6 @@
 Only this module knows EdgeExecutor's tables and keys, because Airflow 3.4 changes them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from airflow.executors.workloads import ExecuteTask

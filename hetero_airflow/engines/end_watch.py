@@ -4,8 +4,6 @@ The loop sleeps a second when it has nothing to do. Without this thread, a devic
 for the rest of that second although other tasks wait for it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from multiprocessing import Pipe

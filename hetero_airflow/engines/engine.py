@@ -4,8 +4,6 @@ An engine class implements `EngineLifecycle`, `PlainWorkloads`, `DeviceTasks` an
 `PromptEnds`, and it has a `Cluster` if its workers have no agents. Code takes the port that it uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -191,7 +189,7 @@ class EngineLifecycle(Protocol):
 class PlainWorkloads(Protocol):
     """Workloads that ask for no device. The executor treats them as if it ran alone."""
 
-    def accept(self, workload: Any, session: Session) -> None:
+    def accept(self, workload: Any, session: "Session") -> None:
         """Take a workload that asks for no device."""
         ...
 
@@ -224,11 +222,11 @@ class PlainWorkloads(Protocol):
 class DeviceTasks(Protocol):
     """Device tasks that the cycle has placed."""
 
-    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
+    def hand_over(self, workload: "ExecuteTask", lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
         ...
 
-    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: "ExecuteTask") -> None:
         """Take a task that waited and needs no device now; it runs where it would run without this plugin."""
         ...
 
@@ -264,7 +262,7 @@ class PromptEnds(Protocol):
     """
 
     @property
-    def readable(self) -> Connection:
+    def readable(self) -> "Connection":
         """Readable while `EngineLifecycle.collect` has an end to return, from `start` to `end`."""
 
     def start_handed_over(self) -> None:

@@ -1,7 +1,5 @@
 """The fork server of `PreloadedLocalExecutor` imports this module when it starts: what its processes have loaded."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 

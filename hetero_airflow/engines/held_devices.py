@@ -6,8 +6,6 @@ leasable (`LocalRunDevices`). A task that was placed on it a moment before does 
 placed again and uses no retry. Both sides write their file first and then read the others', so one of them sees both.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ Coordinators and local runs write the files. Agents and schedulers read those of
 files name processes, so all must be in one container or share its process namespace.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ readers look into all places, and a writer takes a folder that exists before it 
 all users of the host. Another user who takes the name first can't stop the agent: the folder then gets another name.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

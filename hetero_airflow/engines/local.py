@@ -3,8 +3,6 @@
 Only this module knows LocalExecutor's queues and keys, because Airflow 3.4 changes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -56,7 +54,7 @@ class ReportPipe:
         self._executor = executor
 
     @property
-    def readable(self) -> Connection:
+    def readable(self) -> "Connection":
         """Readable while a report waits."""
         return self._executor.result_queue._reader  # type: ignore[attr-defined,no-any-return]
 
@@ -105,7 +103,7 @@ class LocalEngine(WrappedExecutor):
         self._workers = context.workers
         super().start(context)
 
-    def accept(self, workload: Any, session: Session) -> None:
+    def accept(self, workload: Any, session: "Session") -> None:
         """Take a workload that asks for no device."""
         if isinstance(workload, ExecuteTask):
             self._unleased[workload.key] = str(workload.ti.id)

@@ -14,8 +14,6 @@ A trial in a process of its own comes first, since an import may hang, end the p
 A fork has the random state of its parent, so the processes of tasks get new seeds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

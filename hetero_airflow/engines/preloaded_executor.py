@@ -1,7 +1,5 @@
 """LocalExecutor with worker processes that have imported the modules of ``[hetero] preload``."""
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ A process belongs to a lease if one of these is true, or if one of its ancestors
 - Its ancestor is the supervisor, which adopts what lost its parent (``PR_SET_CHILD_SUBREAPER``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

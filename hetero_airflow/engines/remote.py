@@ -1,7 +1,5 @@
 """Engines whose tasks run on other hosts: what Airflow, the worker's agent and the engine know about a process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The leases whose runs are over, and whose devices must be looked at before others get them."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Container, Mapping

@@ -1,7 +1,5 @@
 """The calls that every engine passes on to the Airflow executor that it wraps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

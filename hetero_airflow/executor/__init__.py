@@ -4,8 +4,6 @@
 to the runs, the table in `runs` says what follows, and `command_runner` does it. `build` wires all parts.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

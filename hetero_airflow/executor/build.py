@@ -1,7 +1,5 @@
 """Wires the parts of the executor. No other module makes them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import NamedTuple
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """The store as a scheduler uses it: it reads the tables once in a heartbeat, and after each of its own writes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

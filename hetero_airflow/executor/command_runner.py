@@ -1,7 +1,5 @@
 """Carries out what the table of runs commands: the only place that starts, stops, frees and reports runs."""
 
-from __future__ import annotations
-
 import logging
 import math
 import signal

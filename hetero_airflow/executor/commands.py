@@ -1,7 +1,5 @@
 """What is done about runs outside the table in `runs`: `CommandRunner` carries it out."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The section [hetero] of Airflow's configuration, read once when the executor starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Lets `airflow db migrate` create and change the store's tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing here may stop the scheduler's loop. If the database does not answer, one
 wait on, and running ones keep their devices, until it answers again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

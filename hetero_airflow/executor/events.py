@@ -1,7 +1,5 @@
 """What is found out about runs, with all facts that count; see the table in `runs`."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The executor, as Airflow's scheduler sees it. Device tasks go through the dispatcher, all others to the engine."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime

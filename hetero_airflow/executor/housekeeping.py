@@ -1,7 +1,5 @@
 """Periodic work that can wait until the engine has started what was placed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ Other schedulers report their own hosts. After an outage of the database none of
 if this scheduler has seen the same old heartbeat for a third of the timeout, in which a living one writes a new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Finds out what has happened to the runs: from Airflow's rows, the store and the engine, in batches. Changes none."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any

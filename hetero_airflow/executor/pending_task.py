@@ -1,7 +1,5 @@
 """What a task asks for that is QUEUED for Airflow and waits here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -85,7 +83,7 @@ class PendingTask:
         is_member = full_size > 1 and ti.map_index is not None
         self.member = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, full_size) if is_member else None
 
-    def again(self, lease: TaskLease | None, not_before: datetime | None) -> PendingTask:
+    def again(self, lease: TaskLease | None, not_before: datetime | None) -> "PendingTask":
         """The task after a start that failed; see `runs.Again`."""
         return PendingTask(
             self.workload,

@@ -8,8 +8,6 @@ While it waits, a check is QUEUED like any waiting device task. It takes no proc
 executor's memory knows it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta

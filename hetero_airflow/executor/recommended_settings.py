@@ -1,7 +1,5 @@
 """Recommended settings of Airflow for device tasks, each with the cost of leaving it as it is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The device requests of tasks that have just been queued. Templates are rendered beside the scheduler's loop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Finds the lost workers that the store may forget."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from hetero_airflow.executor.lost_worker_watch import PresenceStore

@@ -1,7 +1,5 @@
 """A run, its phases, and how it ended. `runs` has the table of what can happen to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum

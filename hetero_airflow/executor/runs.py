@@ -9,8 +9,6 @@ them; `CommandRunner` carries out the commands. The model is the state machine o
 out, and each run tells its own story. The store keeps it with the history of the request.
 """
 
-from __future__ import annotations
-
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ A process of its own does it, since the store may not answer, and a fork of the 
 imports boto3.
 """
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

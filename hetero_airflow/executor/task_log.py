@@ -1,7 +1,5 @@
 """How a task's user sees what the scheduler does: lines in the task's own log, and calls of Airflow's scheduler."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

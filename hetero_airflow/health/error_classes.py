@@ -11,8 +11,6 @@ treats it, like 13, 31, 43, 45 and 68, as an application's error. 144 to 150 cou
 bits that NVML does not report. 167, 171 and 172, for which the catalogue has no action yet, are as bad as 79 and 48.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 

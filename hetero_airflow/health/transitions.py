@@ -7,8 +7,6 @@ section 5.2: open, half-open, closed). Deviation: a device that fails again and 
 costs more than it gives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta

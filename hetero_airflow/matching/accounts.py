@@ -1,7 +1,5 @@
 """Accounts of decisions: typed, and as text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ host can have direct links. The bandwidth of a pair is that of the narrowest par
 that of its direct link if that is faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -45,7 +43,7 @@ class WorkerLocation(NamedTuple):
     """Empty if unknown: such a worker shares its rack with no other."""
     host: str
 
-    def level(self, location: WorkerLocation) -> Level:
+    def level(self, location: "WorkerLocation") -> Level:
         """The nearest level beyond the worker itself that both share."""
         if self == location:
             return Level.HOST

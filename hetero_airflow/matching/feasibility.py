@@ -1,7 +1,5 @@
 """Feasibility: whether an alternative can run on a worker. The answer holds until the worker itself changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

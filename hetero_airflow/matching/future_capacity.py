@@ -1,7 +1,5 @@
 """Future capacity: what a worker has free after the leases that are ending, minus what is promised of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hetero_airflow.matching.feasibility import device_count, host_need

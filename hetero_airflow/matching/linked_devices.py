@@ -1,7 +1,5 @@
 """Devices of one worker that belong together: sets joined as a topology requires, and the best-linked choice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations

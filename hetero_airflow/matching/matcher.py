@@ -3,8 +3,6 @@
 It answers once for all workers in the same state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,7 +52,7 @@ class Fit:
     score: float
     terms: Mapping[str, float]
     """Terms of the score, rounded to six digits for display."""
-    after: list[OccupancyState] = field(default_factory=list, compare=False, repr=False)
+    after: "list[OccupancyState]" = field(default_factory=list, compare=False, repr=False)
     """The state after this placement, once it was computed; see `Matcher.state_after`."""
 
 

@@ -3,8 +3,6 @@
 Both are computed once. Then they follow the changes of the worker index, each when it is next asked.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
@@ -32,7 +30,7 @@ _SLACK = 64
 class MatchResults(dict[OccupancyState, MatchResult]):
     """The result of one alternative beside a reservation, by state; computed at the first lookup."""
 
-    def __init__(self, index: WorkerIndex, alternative: Alternative, reserved: ReservedCapacity | None) -> None:
+    def __init__(self, index: "WorkerIndex", alternative: Alternative, reserved: "ReservedCapacity | None") -> None:
         super().__init__()
         self._index, self._alternative, self._reserved = index, alternative, reserved
 
@@ -48,7 +46,7 @@ class _StateHeap:
     is corrected. When a state gets a lower worker, another entry is pushed.
     """
 
-    def __init__(self, index: WorkerIndex) -> None:
+    def __init__(self, index: "WorkerIndex") -> None:
         self._index = index
         self.fill(())
 
@@ -96,7 +94,7 @@ class _StateHeap:
 class _Follower(ABC):
     """A heap of states that follows the changes of the worker index."""
 
-    def __init__(self, index: WorkerIndex, results: MatchResults) -> None:
+    def __init__(self, index: "WorkerIndex", results: MatchResults) -> None:
         self._index, self.results = index, results
         self._heap = _StateHeap(index)
         self._start()

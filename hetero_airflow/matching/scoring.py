@@ -4,8 +4,6 @@
 named terms. `TightFitScorer` is the default; `LeastRecentScorer` is for round robin.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol

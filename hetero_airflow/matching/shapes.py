@@ -1,7 +1,5 @@
 """Shapes of workers: two workers of one shape differ only in ids and leases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ rejection counts (`ranking`) take in such changes when they are next asked. So t
 workers that changed, not on all workers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The token that a scrape shows. Prometheus can't log in to Airflow, and Airflow's own tokens expire."""
 
-from __future__ import annotations
-
 import hmac
 
 from airflow.configuration import conf

@@ -4,8 +4,6 @@ Names and units follow https://prometheus.io/docs/practices/naming/. No label na
 of a label is a time series that Prometheus keeps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The values of the metrics at one moment, from what the store knows. Every API server gives the same answer."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The counters and histograms, from the store's tallies. They survive restarts, and all schedulers count in them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The files of this folder for Prometheus and Grafana."""
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 

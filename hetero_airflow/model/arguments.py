@@ -4,8 +4,6 @@ Closed sets are literals. Devices, models and software are open texts: a probe m
 template is a text too; a type checker refuses it for ``priority``, where a type error is worth more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta

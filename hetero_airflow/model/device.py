@@ -1,7 +1,5 @@
 """A device: one physical unit that a probe found, or a MIG instance of one."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator

@@ -1,7 +1,5 @@
 """Estimates of tasks and devices: speeds, amounts of work, the request mix."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +51,7 @@ class Interval(NamedTuple):
         """
         return (math.log(self.high) - math.log(self.low)) / (2 * _TENTH_QUANTILE)
 
-    def remaining_after(self, done: float) -> Interval | None:
+    def remaining_after(self, done: float) -> "Interval | None":
         """What remains after `done`; None if at most one run in a million takes longer than `done`.
 
         The quantity is assumed to be log-normal on each side of its median, given that it exceeds `done`.

@@ -1,7 +1,5 @@
 """Gangs: instances of one mapped task that are placed together, their sizes and their names."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ with Ed25519 (RFC 8032). The private key is in Airflow's database, which tasks c
 signature go with the lease. Rejected: a message authentication code, since a process that verifies it could sign too.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -83,7 +81,7 @@ class Grant(BaseModel):
         return f"{self.start_by}.{self.key}.{self.signature}"
 
     @classmethod
-    def unpack(cls, text: str, *, lease: str, token: int, task: str) -> Grant:
+    def unpack(cls, text: str, *, lease: str, token: int, task: str) -> "Grant":
         """The grant of a lease from its packed text.
 
         :raises GrantRefused: the text is no grant

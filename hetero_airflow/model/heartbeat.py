@@ -1,7 +1,5 @@
 """The last heartbeats of workers' agents, and of the API servers that receive them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Holds: why a device or a worker gets no new task although its probe reports no problem."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A lease: the right of one task try to hold devices, with its states and its fencing token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum

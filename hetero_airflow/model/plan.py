@@ -1,7 +1,5 @@
 """A plan: the decisions of one cycle, each with the account of how it was made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Whom a problem line of a discovery concerns: it begins with the name of a vendor or a probe and a colon."""
 
-from __future__ import annotations
-
 import re
 
 from hetero_airflow.model.device import Device

@@ -5,8 +5,6 @@ present beside it. `DeviceRequest.parse` reads what a user wrote; `devices.names
 single text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -201,7 +199,7 @@ class DeviceRequest(BaseModel):
         priority: object = None,
         wait_timeout: object = None,
         patience: object = None,
-    ) -> DeviceRequest:
+    ) -> "DeviceRequest":
         """The request from the arguments of a decorator, an operator or a configuration.
 
         :param device: a text (``gpu:2``); a list of alternatives in order of preference; a set of alternatives from

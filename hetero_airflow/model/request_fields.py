@@ -1,7 +1,5 @@
 """Fields of a request that are read from texts and mappings, with their readers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter

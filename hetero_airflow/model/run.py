@@ -1,7 +1,5 @@
 """Runs as the store has them: how they went on and ended, their speeds, and the usual cost of a restart."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -81,7 +79,7 @@ class ServiceRecord:
     """How often it lost its devices and went on later."""
 
     @classmethod
-    def of(cls, submitted_at: datetime, runs: Iterable[EndedRun]) -> ServiceRecord:
+    def of(cls, submitted_at: datetime, runs: Iterable[EndedRun]) -> "ServiceRecord":
         """The record of a request with these runs. What is not known to go on later does not count."""
         interrupted = [run for run in runs if run.end in (RunEnd.PAUSED, RunEnd.LOST)]
         seconds: defaultdict[str, float] = defaultdict(float)
@@ -108,7 +106,7 @@ class MeasuredSpeed:
     """Lease id → when its task will have done its last step at its present speed; of runs that say how many there
     are."""
 
-    def combined(self, newer: MeasuredSpeed) -> MeasuredSpeed:
+    def combined(self, newer: "MeasuredSpeed") -> "MeasuredSpeed":
         """This measurement and a newer one of the same pair, weighted by their seconds.
 
         >>> slow = MeasuredSpeed(("dag", "task"), "nvidia/k80", 0.0, 0.02, 60, 60.0)

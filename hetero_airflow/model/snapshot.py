@@ -1,7 +1,5 @@
 """A snapshot: the state of the store at one moment, and all that a policy may use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -79,7 +77,7 @@ class UsageByWorker(Mapping[tuple[str, str], DeviceUsage]):
         """Worker id → device id → usage. The same object for a worker means that nothing changed there."""
 
     @classmethod
-    def of(cls, usage: Mapping[tuple[str, str], DeviceUsage]) -> UsageByWorker:
+    def of(cls, usage: Mapping[tuple[str, str], DeviceUsage]) -> "UsageByWorker":
         """The same usage by worker; returns the argument if it already is a `UsageByWorker`.
 
         >>> UsageByWorker.of({("a", "GPU-0"): DeviceUsage(500)}).by_worker

@@ -1,8 +1,6 @@
 """The names of tasks in texts that people read. A decision names other requests by their ids, which mean nothing to
 people, and a reader may not be allowed to see the DAGs of all of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable
 
@@ -37,7 +35,7 @@ class TaskNames:
         self._requests = {request.id: request for request in requests}
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> TaskNames:
+    def of(cls, snapshot: Snapshot) -> "TaskNames":
         """The names of all tasks that wait or hold devices."""
         return cls((*snapshot.pending, *snapshot.holders.values()))
 

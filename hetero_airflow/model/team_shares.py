@@ -1,7 +1,5 @@
 """Team shares: teams in a tree with weights and quotas, and the DAGs that belong to them."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class TeamShares:
     teams: tuple[TeamShare, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, where: str = "shares") -> TeamShares:
+    def parse(cls, text: str, where: str = "shares") -> "TeamShares":
         """The shares in a text, separated by commas, semicolons or lines; none if it is empty.
 
         :param where: the name of the text in errors

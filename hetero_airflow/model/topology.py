@@ -1,7 +1,5 @@
 """Topology: the levels of a cluster, and the grammar of ``topology="nvlink@10m"``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -74,7 +72,7 @@ class Topology:
     """Seconds after submission to wait for this level; then the request takes any devices. None: no limit."""
 
     @classmethod
-    def parse(cls, value: object) -> Topology:
+    def parse(cls, value: object) -> "Topology":
         """The topology from a text.
 
         :raises RequestError: no level, or no duration after the "@"

@@ -1,7 +1,5 @@
 """A worker: a host process that offers devices, with the result of discovery."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -60,7 +58,7 @@ class Worker(BaseModel):
     state: WorkerState = WorkerState.ONLINE
 
     @model_validator(mode="after")
-    def _ids_are_unique(self) -> Worker:
+    def _ids_are_unique(self) -> "Worker":
         seen: set[str] = set()
         for device in self.devices:
             if device.id in seen:

@@ -22,8 +22,6 @@ makespan           a batch of long runs with known lengths should end as early a
 ================== =================================================================================================
 """
 
-from __future__ import annotations
-
 from hetero_airflow.policies.quotas.team_quotas import TeamQuotas
 from hetero_airflow.registry import load
 

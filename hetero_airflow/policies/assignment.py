@@ -16,8 +16,6 @@ exponent 1: mean JCT 1 % less on 12 devices of each class, 4 % less on 36 of eac
 0.96. Known sizes as weights would gain nothing more at load 0.82.
 """
 
-from __future__ import annotations
-
 from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.class_assignment.candidates import Candidate

@@ -5,8 +5,6 @@ nowhere, small running requests are migrated for it, provided that all of them c
 is our own. Live defragmentation is known from Gandiva (Xiao et al., OSDI 2018, section 3.4), which moves jobs by trial.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

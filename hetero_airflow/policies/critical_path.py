@@ -1,7 +1,5 @@
 """By the critical paths of DAGs: the shortest DAG goes first, and in it the task on which the most depends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot

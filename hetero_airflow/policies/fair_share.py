@@ -12,8 +12,6 @@ or of all cores, whichever is larger. Deviations: use is device-time and not wha
 All devices of a kind count alike.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import defaultdict
@@ -78,12 +76,12 @@ class Team:
 
     path: TeamPath
     weight: float
-    parent: Team | None
+    parent: "Team | None"
     used: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
     """Kind → part of all such devices times seconds, including what is charged ahead."""
 
     @property
-    def lineage(self) -> Iterable[Team]:
+    def lineage(self) -> "Iterable[Team]":
         """The team and all teams that it is a part of, from the bottom up."""
         team: Team | None = self
         while team is not None:

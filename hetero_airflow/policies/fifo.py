@@ -1,7 +1,5 @@
 """First come, first served, on the devices that fit tightest."""
 
-from __future__ import annotations
-
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.queue_order import by_age

@@ -7,8 +7,6 @@ streams like Gavel's with seeds of our own, the first power of the remaining wor
 0.03 %, its square does not.
 """
 
-from __future__ import annotations
-
 import math
 
 from hetero_airflow.policies.class_assignment.candidates import Candidate

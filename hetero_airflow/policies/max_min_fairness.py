@@ -1,7 +1,5 @@
 """Max-min fairness over classes of devices: Gavel's policy of that name, its heterogeneity-aware LAS."""
 
-from __future__ import annotations
-
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
 from hetero_airflow.policies.class_assignment.rounds import RoundPolicy
 from hetero_airflow.policies.core.linear_program import Floats

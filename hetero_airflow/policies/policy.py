@@ -1,7 +1,5 @@
 """The port of a policy: which request goes first, and where it is placed."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Protocol
 

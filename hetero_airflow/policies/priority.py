@@ -1,7 +1,5 @@
 """The most urgent request first, on the devices that fit tightest."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from hetero_airflow.matching.scoring import TightFitScorer

@@ -1,7 +1,5 @@
 """Turns: the DAGs take turns, and so do workers and devices."""
 
-from __future__ import annotations
-
 from hetero_airflow.matching.scoring import LeastRecentScorer
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.core.list_policy import ListPolicy

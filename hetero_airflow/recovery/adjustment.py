@@ -1,7 +1,5 @@
 """Requests after failures: more memory, another worker, or the next alternative. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from hetero_airflow.matching.shapes import Shape, Shapes

@@ -5,8 +5,6 @@ with their own id only while a request names them (`with_avoided_labels`). So eq
 matcher, and no state has to be cleaned up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

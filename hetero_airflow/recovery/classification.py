@@ -6,8 +6,6 @@ notice when one of them died of a cause above), and last the bare end of the pro
 text. The tests have a real message for each row.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What happens after a failure: a requeue that uses no retry, one of Airflow's retries, or the end. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is known about the end of a run. The task, its supervisor or the scheduler gathers it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

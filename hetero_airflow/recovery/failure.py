@@ -1,7 +1,5 @@
 """Failures: the record of a run that ended before its work was done, as the task state store keeps it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
@@ -101,7 +99,7 @@ class Failure(BaseModel):
     step: int | None = Field(default=None, ge=0)
     """The last completed step."""
 
-    def is_same_run(self, other: Failure) -> bool:
+    def is_same_run(self, other: "Failure") -> bool:
         """Whether both are about the same run."""
         return self == other or (self.token is not None and self.token == other.token)
 

@@ -1,7 +1,5 @@
 """More memory for a request that ran out of it: twice what it had, up to the largest that exists. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

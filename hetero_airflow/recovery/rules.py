@@ -22,8 +22,6 @@ The row ``waiting`` is not a failure: ``{"after": "30m", "action": "next_alterna
 for 30 minutes try its next alternative first. ``{"action": "keep"}`` keeps the order as it is written.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

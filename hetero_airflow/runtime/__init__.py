@@ -13,8 +13,6 @@ in the environment. In a task, use HeteroExecutor; `airflow hetero config --chec
 Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu").
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.runtime.reported_progress import progress

@@ -3,8 +3,6 @@
 One save runs at a time, and the next one waits for it, so that memory holds at most two copies of a state.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints for Lightning's Trainer and for Accelerate. The libraries are imported only when these are called."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any

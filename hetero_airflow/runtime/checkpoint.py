@@ -27,8 +27,6 @@ The executor passes the place of the checkpoints in the environment. Without an 
 ``checkpoints``. A process has only one place, so this module has functions and no object to pass around.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The checkpoint session of one process: its place, its claim to publish there, and its saves."""
 
-from __future__ import annotations
-
 import logging
 import operator
 import os

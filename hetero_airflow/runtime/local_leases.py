@@ -5,8 +5,6 @@ what is taken: those of other local runs, of an executor and of an agent (`engin
 one too. The file of a process that was killed counts no more, once no process of the lease is left.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

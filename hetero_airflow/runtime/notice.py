@@ -4,8 +4,6 @@ The notice is a file in the folder that the task shares with its supervisor. A c
 check at every step. Every process of the task sees the file: a rank of torchrun, a shell script, a container.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The task's progress, which it writes to a file in the folder that it shares with its supervisor."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

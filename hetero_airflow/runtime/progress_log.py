@@ -1,7 +1,5 @@
 """The lines of a task's log that say how far its loop is."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

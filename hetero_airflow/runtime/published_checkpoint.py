@@ -1,7 +1,5 @@
 """The checkpoint of another task that `CheckpointSensor` found."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ failed first can be distinguished from ranks that failed because they lost it. N
 writes its output to a named pipe of its own, so that lines of two ranks never mix.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

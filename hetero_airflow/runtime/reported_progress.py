@@ -1,7 +1,5 @@
 """Progress that a task reports itself, without a loop of `checkpoint.steps`."""
 
-from __future__ import annotations
-
 import os
 from functools import lru_cache
 from pathlib import Path

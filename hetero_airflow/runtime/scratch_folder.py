@@ -4,8 +4,6 @@ It is under `TMPDIR`. A killed process can't clean up, and repeated kills would 
 folder, and the next process removes the folders that are not locked.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """The loop of a task, which can be interrupted between any two steps."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +39,7 @@ class SaveInterval:
     seconds: float | None
 
     @classmethod
-    def parse(cls, value: object) -> SaveInterval:
+    def parse(cls, value: object) -> "SaveInterval":
         """Read a number of steps, a duration such as ``"5m"``, or a timedelta.
 
         :raises RequestError: another type, or a value that is zero, negative or too large

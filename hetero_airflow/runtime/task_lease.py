@@ -1,7 +1,5 @@
 """The lease as the task sees it. It travels as JSON in an environment variable."""
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING
 
@@ -211,7 +209,7 @@ def lease_grant(lease: TaskLease, task: str) -> Grant | None:
     return Grant.unpack(lease.grant, lease=lease.id, token=lease.token, task=task) if lease.grant else None
 
 
-def torch_device() -> torch.device:
+def torch_device() -> "torch.device":
     """The device to train on: the leased device; without a lease the first GPU, else the CPU. Needs torch.
 
     If there are several devices, each process that torchrun started has its own. For a share, this sets torch's memory

@@ -3,8 +3,6 @@
 It takes torchrun's arguments: ``python -m hetero_airflow.runtime.torchrun --standalone --nproc-per-node=2 train.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -8,8 +8,6 @@ bounds that a part of a host needs). Each runtime reads the variables of its own
 they replace those with which the agent was started.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """One scheduling cycle: reap, take a snapshot, decide, commit, dispatch, keep the rest pending."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,7 +81,7 @@ class _View:
     obstacle: Reason | None
     """Why nothing can start now."""
 
-    def is_equivalent(self, earlier: _View) -> bool:
+    def is_equivalent(self, earlier: "_View") -> bool:
         """Whether a policy decides the same on both. Renewed leases make no difference."""
         return (
             self.owned_ids == earlier.owned_ids

@@ -1,7 +1,5 @@
 """Carries out a committed plan: starts what was granted, preempts, and requeues what the engine did not take."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The decisions of a plan that one scheduler carries out; the other schedulers carry out theirs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import replace

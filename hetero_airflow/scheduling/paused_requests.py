@@ -1,7 +1,5 @@
 """Decides without the requests that a person has paused; they wait behind all others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime

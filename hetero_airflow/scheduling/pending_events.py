@@ -1,7 +1,5 @@
 """Submitted and withdrawn requests that a cycle decides on before the store has recorded them with the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Expires leases that were not renewed, evicts those whose process is gone, finds lost workers and old ones."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta

@@ -5,8 +5,6 @@ or has no free process, its placements would keep devices idle until Airflow giv
 takes half a minute or more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Set
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Checks that a plan fits its snapshot: before every commit, and in the contract suite of policies."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A simulated cluster from a text: ``v100=12,p100=3x4`` is one worker of twelve devices and three of four."""
 
-from __future__ import annotations
-
 import re
 
 from hetero_airflow.errors import ClusterError, RequestError, shorten

@@ -1,7 +1,5 @@
 """One workload on one cluster under several policies, as `airflow hetero simulate` runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

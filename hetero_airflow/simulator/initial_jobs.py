@@ -1,7 +1,5 @@
 """The requests and leases of a snapshot as jobs: what waits or runs when a simulation begins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime

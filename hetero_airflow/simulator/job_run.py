@@ -1,7 +1,5 @@
 """The state of one job during a simulation: its progress, the devices that it holds, and how it ends."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator

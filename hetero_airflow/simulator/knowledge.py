@@ -1,7 +1,5 @@
 """What the policy of a simulation knows of speeds and amounts of work; the true values stay with the jobs."""
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The options of a simulation, beside its workload, its cluster and its policy."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

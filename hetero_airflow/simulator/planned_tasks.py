@@ -1,7 +1,5 @@
 """The tasks of a DAG run that has not begun, and which of them can run on the workers of a snapshot."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Times are seconds since the start of the workload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,8 +4,6 @@ A rehearsal is three simulations, in which all runs are short, usual and long by
 bound what is reported for each task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a simulation has in place of the world: an engine, a queue of events, and the checkpoints of running jobs."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator

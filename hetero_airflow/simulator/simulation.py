@@ -4,8 +4,6 @@ All events of one moment are taken in before the next cycle. A cycle that preemp
 same moment, in which the devices are free.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -1,7 +1,5 @@
 """A workload: jobs with their true speeds, and the workers on which they run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -81,7 +79,7 @@ class Workload:
                         remedy="Name jobs of the same workload",
                     )
 
-    def part(self, first: int, last: int) -> Workload:
+    def part(self, first: int, last: int) -> "Workload":
         """The jobs from number `first` to before `last`, without the dependencies on other jobs."""
         jobs = self.jobs[first:last]
         ids = {job.id for job in jobs}

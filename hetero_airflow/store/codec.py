@@ -1,7 +1,5 @@
 """Converts decisions and other values to the JSON of the tables, and back. Pure; no pickle anywhere."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -12,8 +12,6 @@ Rejected: giving the device to the worker that reports it first in all cases. Th
 could never start, since its engine reaches only its own host.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime

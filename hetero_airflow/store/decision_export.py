@@ -1,7 +1,5 @@
 """Reads the stored decisions in the order in which they were made, a page at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any

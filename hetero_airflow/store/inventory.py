@@ -1,7 +1,5 @@
 """The record of a device in a store, and how a new inventory changes it. Pure; shared by all stores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -59,7 +57,7 @@ class DeviceRecord:
         """The usage in a snapshot."""
         return DeviceUsage(self.used_milli, self.used_memory_bytes, self.last_granted_at)
 
-    def grant(self, claim: Claim, now: datetime) -> DeviceRecord | None:
+    def grant(self, claim: Claim, now: datetime) -> "DeviceRecord | None":
         """The record with the claim added, or None if the claim does not fit."""
         used_milli, memory = self.used_milli + claim.share_milli, self.used_memory_bytes + claim.memory_bytes
         limit = self.capacity_memory_bytes
@@ -72,7 +70,7 @@ class DeviceRecord:
             return None
         return replace(self, used_milli=used_milli, used_memory_bytes=memory, last_granted_at=now)
 
-    def free(self, claim: Claim) -> DeviceRecord | None:
+    def free(self, claim: Claim) -> "DeviceRecord | None":
         """The record without the claim, or None for a vanished device that has no lease left."""
         used_milli, memory = self.used_milli - claim.share_milli, self.used_memory_bytes - claim.memory_bytes
         freed = replace(self, used_milli=used_milli, used_memory_bytes=memory)

@@ -1,7 +1,5 @@
 """Reads leases that ended beside the live ones, for people."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The rules for leases that all stores share: ids, which claims and moves are valid, which cores a lease gets. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 

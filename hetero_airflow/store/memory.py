@@ -1,7 +1,5 @@
 """The store in memory, for the simulator and for tests. For one thread; its content ends with the process."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The part of the store in memory that holds workers, their devices, holds and error records."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime

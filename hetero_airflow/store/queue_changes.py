@@ -1,7 +1,5 @@
 """What a person changes about a request that waits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from hetero_airflow.model.request import Priority

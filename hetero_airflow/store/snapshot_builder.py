@@ -1,7 +1,5 @@
 """Builds snapshots. It keeps the live state, so that a snapshot costs only what changed since the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime

@@ -1,7 +1,5 @@
 """A snapshot as a JSON file, for a rehearsal on another host or for a bug report. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -92,7 +90,7 @@ class _SnapshotFile(BaseModel):
     reported_ends: dict[str, AwareDatetime] = {}
 
     @model_validator(mode="after")
-    def _check_unique_ids(self) -> _SnapshotFile:
+    def _check_unique_ids(self) -> "_SnapshotFile":
         _check_ids(self.workers)
         _check_ids((*self.pending, *self.holders))
         return self

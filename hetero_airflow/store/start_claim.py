@@ -1,7 +1,5 @@
 """The claim to start the task of a lease."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

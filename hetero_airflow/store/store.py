@@ -1,7 +1,5 @@
 """The ports of the store (`Store`, `History`, `Presence`), and the events that it records."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ The rows that a snapshot shows have a column `changed`: the sequence of their la
 the rows that changed since the snapshot before. JSON is stored as text, which pydantic reads; nothing is pickled.
 """
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 from hetero_airflow.store.speeds.table import make_speed_table

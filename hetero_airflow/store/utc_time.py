@@ -1,7 +1,5 @@
 """The type of the columns with a time."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import sqlalchemy as sa

@@ -5,8 +5,6 @@ the operator binds the devices after the DAG file was parsed, a task whose super
 finds it, and a preempted task gets no notice to save.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import os

@@ -1,7 +1,5 @@
 """The supervisor's calls of Airflow's Execution API, beside those of Airflow's own supervisor."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

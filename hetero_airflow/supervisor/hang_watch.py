@@ -1,7 +1,5 @@
 """Measures how long a task has been idle: no step, no computation on its cores or devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime
 

@@ -4,8 +4,6 @@ It runs once in each heartbeat of the supervisor. A failure here is logged, and 
 must not cost the task its heartbeat.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Judges the end of a task's process that did not report its end itself: killed, crashed, or stopped."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 

@@ -6,8 +6,6 @@ the control group of the lease, where one can be created. If the supervisor is k
 processes that it saw, and the group.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a run needs before its process starts: a record of its lease, its devices, and the control folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Measures how many steps a second a task makes. Pure."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

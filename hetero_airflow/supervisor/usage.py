@@ -1,7 +1,5 @@
 """What a task uses at the moment, as its supervisor sees it from outside."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path

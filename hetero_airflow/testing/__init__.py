@@ -1,7 +1,5 @@
 """Builders, test doubles and hypothesis strategies, for tests of this package and of plug-ins for it."""
 
-from __future__ import annotations
-
 from hetero_airflow.testing.builders import (
     EPOCH,
     FakeClock,

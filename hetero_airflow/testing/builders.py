@@ -1,7 +1,5 @@
 """Builders of values, a clock and test doubles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

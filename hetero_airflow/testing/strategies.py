@@ -1,7 +1,5 @@
 """Hypothesis strategies for snapshots and their parts. Hypothesis is imported only when a strategy is made."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,7 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def devices(index: int) -> SearchStrategy[Device]:
+def devices(index: int) -> "SearchStrategy[Device]":
     """An accelerator; sometimes unhealthy, simulated, a MIG instance, or with an unusual driver."""
     from hypothesis import strategies as st
 
@@ -51,7 +49,7 @@ def devices(index: int) -> SearchStrategy[Device]:
     return st.builds(build, st.sampled_from(_MODELS), forms, drivers, st.sampled_from([None, 0, 1]))
 
 
-def workers(id: str) -> SearchStrategy[Worker]:
+def workers(id: str) -> "SearchStrategy[Worker]":
     """A worker with 0 to 5 accelerators; sometimes without a CPU, sometimes lost."""
     from hypothesis import strategies as st
 
@@ -65,7 +63,7 @@ def workers(id: str) -> SearchStrategy[Worker]:
     return st.builds(build, accelerators, st.sampled_from([0, 2, 4, 8]), labels, states)
 
 
-def requests() -> SearchStrategy[DeviceRequest]:
+def requests() -> "SearchStrategy[DeviceRequest]":
     """A request with one to three alternatives, in order or not, with and without further conditions."""
     from hypothesis import strategies as st
 
@@ -88,7 +86,7 @@ def requests() -> SearchStrategy[DeviceRequest]:
     return st.builds(build, texts, beside, st.booleans(), st.sampled_from(["urgent", "medium", "medium", "low"]))
 
 
-def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, PendingRequest]]:
+def holdings(worker: Worker, number: int) -> "SearchStrategy[tuple[Lease, PendingRequest]]":
     """A lease on some devices of a worker, and the request that holds it."""
     from hypothesis import strategies as st
 
@@ -124,12 +122,12 @@ def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending
     return st.builds(build, chosen, parts, ages, st.booleans(), st.sampled_from(states), priorities, attained_s)
 
 
-def estimates() -> SearchStrategy[Estimates]:
+def estimates() -> "SearchStrategy[Estimates]":
     """Estimates for some of the tasks that `snapshots` uses."""
     from hypothesis import strategies as st
 
     @st.composite
-    def build(draw: DrawFn) -> Estimates:
+    def build(draw: "DrawFn") -> Estimates:
         measured_tasks = draw(st.lists(st.sampled_from([(dag, task) for dag in "abc" for task in "xy"]), unique=True))
         speeds = {task: {"nvidia/a100-sxm4-40gb": draw(st.sampled_from([0.5, 1.0, 3.0]))} for task in measured_tasks}
         works = {task: Interval(*sorted(draw(st.tuples(*[st.floats(1, 1e5)] * 3)))) for task in measured_tasks}
@@ -138,7 +136,7 @@ def estimates() -> SearchStrategy[Estimates]:
     return build()
 
 
-def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool = False) -> SearchStrategy[Snapshot]:
+def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool = False) -> "SearchStrategy[Snapshot]":
     """A snapshot. Some devices are leased, some are used without a lease, some beyond their capacity.
 
     Some gangs of two hold leases; no gang waits.
@@ -155,7 +153,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
     drawn_requests = st.one_of(requests(), plain)
 
     @st.composite
-    def build(draw: DrawFn) -> Snapshot:
+    def build(draw: "DrawFn") -> Snapshot:
         present = tuple(draw(workers(f"worker-{number}")) for number in range(draw(st.integers(0, max_workers))))
         snapshot = Snapshot(7, present, can_preempt=can_preempt, estimates=draw(estimates()))
         held = _draw_leases(draw, snapshot)
@@ -181,7 +179,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
     return build()
 
 
-def _draw_leases(draw: DrawFn, snapshot: Snapshot) -> list[tuple[Lease, PendingRequest]]:
+def _draw_leases(draw: "DrawFn", snapshot: Snapshot) -> list[tuple[Lease, PendingRequest]]:
     """Leases that the devices have room for, and their holders."""
     from hypothesis import strategies as st
 
@@ -196,7 +194,7 @@ def _draw_leases(draw: DrawFn, snapshot: Snapshot) -> list[tuple[Lease, PendingR
     return held
 
 
-def _draw_usage(draw: DrawFn, snapshot: Snapshot) -> dict[tuple[str, str], DeviceUsage]:
+def _draw_usage(draw: "DrawFn", snapshot: Snapshot) -> dict[tuple[str, str], DeviceUsage]:
     """The usage of the snapshot, and sometimes of a device without a lease."""
     from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The routes for workers' agents. The token and the body of a request must name the same worker."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The FastAPI app that the plugin mounts in Airflow's API server under ``/hetero``, and that server's heartbeats."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

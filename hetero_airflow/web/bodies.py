@@ -4,8 +4,6 @@ No route declares a body to FastAPI, which would read and parse all of it before
 `read_bounded` itself, once it knows the caller. Nothing is decompressed, so a compressed body is an invalid one.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 from fastapi import Request

@@ -1,7 +1,5 @@
 """Refused requests: their answers, a limit for their log lines, and a limit for invalid bodies."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable

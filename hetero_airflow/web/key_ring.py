@@ -4,8 +4,6 @@ The transaction that writes a request checks again whether the key is still vali
 request until it is read again, but it can't admit a request with a revoked key.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The route for Prometheus: ``GET /hetero/metrics``, with a token of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a user may see and change, by Airflow's auth manager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from http import HTTPStatus
 

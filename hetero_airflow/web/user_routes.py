@@ -4,8 +4,6 @@ Workers, devices and wanted workers need the permission to see Airflow's jobs. I
 the DAGs that the user may read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime

@@ -4,8 +4,6 @@ An agent gets its reply when its message is in the database, so no confirmed mes
 heartbeat every 5 s make six messages per batch; ``tests/benchmarks/bench_agents.py`` prints the cost.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence

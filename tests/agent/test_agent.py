@@ -1,7 +1,5 @@
 """The agent's loop alone: what it sends when, to a server that the test scripts."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

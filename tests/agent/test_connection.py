@@ -1,7 +1,5 @@
 """A real agent and a real server that goes away and comes back."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """The errors of devices that an agent keeps until the server confirms them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

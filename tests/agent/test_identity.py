@@ -1,7 +1,5 @@
 """An agent's key is its owner's alone; a token is valid for one request of one worker, once, for half a minute."""
 
-from __future__ import annotations
-
 import json
 import stat
 from base64 import urlsafe_b64encode

@@ -1,7 +1,5 @@
 """The agent finds real processes: a supervisor that forks its task, and programs in their own sessions."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

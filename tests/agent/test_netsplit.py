@@ -1,7 +1,5 @@
 """The network between agent and API server breaks in either direction. Each runs in its own network namespace."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

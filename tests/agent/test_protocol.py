@@ -1,7 +1,5 @@
 """What a server accepts from an agent: no impossible values, no markup, nothing unlimited."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

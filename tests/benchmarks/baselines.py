@@ -4,8 +4,6 @@ Where leases can be taken back, nothing is reserved for the head of their queue:
 later requests got.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial

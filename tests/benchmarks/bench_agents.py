@@ -6,8 +6,6 @@ inventory of 8 GPUs and then a heartbeat with 9 readings every 5 s for 60 s. Pri
 one core, and how long a heartbeat takes until it is answered, which is when it is in the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

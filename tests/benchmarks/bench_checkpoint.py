@@ -5,8 +5,6 @@ saves and with blocking ones. The stall is what a save adds to the steps' time: 
 its writing slows down. The limit: at most 1 % of the step time at a save every 30 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -13,8 +13,6 @@ Garbage is collected after the timed part, as in `Cycle.run`.
 5. Memory of 10,000 workers and 100,000 waiting requests in a fresh process.
 """
 
-from __future__ import annotations
-
 import random
 import resource
 import subprocess

@@ -7,8 +7,6 @@ both. Prints the time until the last rank has its first `all_reduce`. The time d
 tasks, nor the way of an XCom through the API server: a file replaces it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

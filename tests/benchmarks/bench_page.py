@@ -4,8 +4,6 @@ The routes run in this process, over SQLite, without Airflow's login. For each: 
 an unchanged poll (CPU time), and the bytes of both.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import tempfile

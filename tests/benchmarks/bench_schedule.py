@@ -5,8 +5,6 @@ every table has baselines that ignore speeds, know speeds, and know durations, t
 upper bound. All rows are from one run of this command: no number is kept from another day. Needs HETERO_AIRFLOW_TRACES.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Load balancing: earliest completion with migration, against a queue for each device that jobs join when they come."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Makespan and the time of a DAG run on generated streams of DAG runs, by policies that know the DAGs and others."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

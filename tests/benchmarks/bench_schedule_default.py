@@ -1,7 +1,5 @@
 """The default against `priority` on the same streams, with the worst seed, with and without preemption."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, geometric_mean

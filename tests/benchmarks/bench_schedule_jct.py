@@ -1,7 +1,5 @@
 """Mean JCT on Gavel's three small streams, 12 devices of each of three types, a restart costs 60 s."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bench_table import Row, Table, hours, mean_jct_hours, percent, simulate

@@ -1,7 +1,5 @@
 """What it costs not to know the speeds: Gavel's small streams, and generated ones that no figure was tuned on."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 

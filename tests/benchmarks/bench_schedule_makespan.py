@@ -1,7 +1,5 @@
 """Makespan of Gavel's three small streams, a restart costs 60 s."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bench_schedule_jct import CLUSTER, TRACES

@@ -6,8 +6,6 @@ asked for 100 and for 130 % of them. Pods a second are those of the valuation's 
 own CPU time.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import os

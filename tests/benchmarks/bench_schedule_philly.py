@@ -1,7 +1,5 @@
 """Philly, October 2017: one pool for all teams, compared with a share for each virtual cluster."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -13,8 +13,6 @@ starts no large request then allocates at most what the small ones ask for: how 
 asked for by large ones, so that is varied, and none is singled out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

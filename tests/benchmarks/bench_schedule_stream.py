@@ -1,7 +1,5 @@
 """Mean JCT in the steady state of a long stream near saturation: jobs 4000 to 4999 of Gavel's 4.8 jobs an hour."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bench_table import Row, Table, hours, mean_jct_hours, simulate

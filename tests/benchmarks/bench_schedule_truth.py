@@ -1,7 +1,5 @@
 """Does the simulator agree with the publishers' simulators? Muri's traces. openb has its own section."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Both sides are the policy `priority` with the same order, placement and minimum 
 Tasks do not save at the notice: they lose the work since the last periodic checkpoint, and the restart.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

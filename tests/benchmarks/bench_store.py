@@ -5,8 +5,6 @@ grants and releases per second, alone and twenty a plan; a snapshot of which not
 changed; and what a heartbeat costs.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ rate where the machine is busy), and at how many moments a trigger in the databa
 there is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

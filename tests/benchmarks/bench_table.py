@@ -1,7 +1,5 @@
 """Tables of measured figures, as Markdown; what the sections of ``bench_schedule.py`` share."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

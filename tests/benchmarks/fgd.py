@@ -8,8 +8,6 @@ hundredths: that makes ties, which go to the first worker and so leave the last 
 trace's default mix fills 94.4 % in place of 95.4 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress
 
@@ -46,7 +44,7 @@ class FragmentationMeasure:
         self._mix = popular_mix(mix)
         self._on: dict[tuple[tuple[bool, ...], tuple[DeviceDemand, ...]], FragmentationOnShape] = {}
 
-    def for_shape(self, shape: Shape, asks: DeviceDemands) -> FragmentationOnShape:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> "FragmentationOnShape":
         """The valuation of workers of one shape."""
         here = tuple(has_suitable_devices(shape, alternative) for alternative, _ in self._mix)
         on = self._on.get((here, asks.all))

@@ -4,8 +4,6 @@ It is not a policy: a policy keeps nothing between decisions, and a snapshot doe
 stays in its queue: nothing is migrated, and nothing is preempted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The earliest end of all work as a linear program: Gavel's makespan policy. A baseline for `makespan`."""
 
-from __future__ import annotations
-
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
 from hetero_airflow.policies.class_assignment.rounds import RoundPolicy
 from hetero_airflow.policies.core.linear_program import Floats

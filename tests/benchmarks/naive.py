@@ -4,8 +4,6 @@ It uses the same rules (`feasibility_of`, `device_need`, `TightFitScorer`) and g
 shapes, states and rankings. It ends at the first request that has to wait: from there on the policy keeps devices.
 """
 
-from __future__ import annotations
-
 from hetero_airflow.matching.feasibility import ResourceNeed, device_count, device_need, feasibility_of, host_need
 from hetero_airflow.matching.scoring import Allocation, TightFitScorer
 from hetero_airflow.matching.shapes import Shapes

@@ -5,8 +5,6 @@ rounded to hundredths, as in https://github.com/hkust-adsl/kubernetes-scheduler-
 A share goes to the smallest part that is large enough.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +30,7 @@ class BestFitMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> BestFitOnShape:
+    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "BestFitOnShape":
         """The same for all shapes."""
         return BestFitOnShape(demands, self._largest)
 
@@ -78,7 +76,7 @@ class DotProductMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> _DotProductOnShape:
+    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "_DotProductOnShape":
         """The same for all shapes."""
         return _DotProductOnShape(demands, self._largest)
 

@@ -4,8 +4,6 @@ Rounds of five tasks of each kind take turns, so that the kinds do not compete f
 executors one after the other, and the second one waits for the first. So each is first in half of the runs.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

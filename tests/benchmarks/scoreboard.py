@@ -4,8 +4,6 @@ A placement changes one worker, so one column; a question is the maximum of one 
 are placed one by one, with alternatives known in advance and accelerators of one model per worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The faults by name. Each happens to a training at a moment that the seed chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.chaos import faults_checkpoints, faults_example, faults_processes, faults_s3

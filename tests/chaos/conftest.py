@@ -1,7 +1,5 @@
 """One Airflow for all faults of a session. `make chaos` sets the environment variables that choose the faults."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The modules that the DAGs import, for the tests."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path

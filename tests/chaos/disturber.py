@@ -1,7 +1,5 @@
 """Carries out the faults of a sequence on a running Airflow with one or more schedulers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Faults of checkpoints: death while one is published, damage on the disk, a full disk, a second writer."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

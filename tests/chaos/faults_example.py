@@ -1,7 +1,5 @@
 """The promise of the example DAG: after a kill, it goes on where it was."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tempfile
@@ -28,11 +26,11 @@ STEP = re.compile(r"step (\d+) on \w+: (\{.*\})")
 class Example(Training):
     """A run of `dags/train_resumable.py`, whose journal is the log of its training task."""
 
-    undisturbed: Example | None = None
+    undisturbed: "Example | None" = None
     """A run with the same parameters and without a fault; None for that run itself."""
 
     @classmethod
-    def start(cls, scene: Scene, seed: int, undisturbed: Example | None = None) -> Example:
+    def start(cls, scene: Scene, seed: int, undisturbed: "Example | None" = None) -> "Example":
         conf = {"steps": STEPS, "seconds_per_step": 0.1, "save_every": 1, "seed": seed}
         run_id = scene.airflow.trigger(DAG_ID, conf)
         task_folder = scene.airflow.home / "logs" / f"dag_id={DAG_ID}" / f"run_id={run_id}" / "task_id=train"

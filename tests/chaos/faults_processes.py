@@ -1,7 +1,5 @@
 """kill -9 and SIGSTOP of the task, its supervisor, and Airflow's own components."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

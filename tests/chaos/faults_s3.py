@@ -1,7 +1,5 @@
 """Errors of S3, from a proxy before a real HTTP server, while a training saves there and is killed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

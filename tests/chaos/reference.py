@@ -1,7 +1,5 @@
 """The expected result of a training: the same steps, without Airflow, faults and checkpoints."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ class Reference:
 
     @classmethod
     @functools.cache
-    def of(cls, seed: int, steps: int) -> Reference:
+    def of(cls, seed: int, steps: int) -> "Reference":
         model = dag_module("chaos_training").Model(seed)
         losses, digests = [], []
         for _ in range(steps):

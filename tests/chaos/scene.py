@@ -1,7 +1,5 @@
 """The scene of a fault: a running Airflow, a training on it, and the checks of both afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Random sequences of faults: the same seed makes the same sequence. Pure."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """The table of a session: one row a fault or a sequence, as text and as JSON lines."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from itertools import groupby

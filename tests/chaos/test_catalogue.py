@@ -1,7 +1,5 @@
 """Every fault of the catalogue: the training ends with the same result as without it, and a hundred tasks follow."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from concurrent.futures import ThreadPoolExecutor

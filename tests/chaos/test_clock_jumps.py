@@ -4,8 +4,6 @@ The clock is a port, so the jump is made there: a real process can't be given an
 loaded before it.
 """
 
-from __future__ import annotations
-
 import signal
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heartbeats that come twice, late, in another order, with another time, or from a process that lost its lease."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

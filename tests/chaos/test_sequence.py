@@ -1,7 +1,5 @@
 """The same seed makes the same sequence, a file replays it, and its verdict counts what the promises forbid."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,8 +1,6 @@
 """Random faults in random order, while fifty short tasks run under one or more schedulers: nothing is lost, nothing is
 used twice, no retry is spent, and every task ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a sequence came to, from the witness's journal and from what Airflow says of the tasks. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

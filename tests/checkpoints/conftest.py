@@ -1,7 +1,5 @@
 """Every store, empty: the file system, and S3 as moto's real HTTP server."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime

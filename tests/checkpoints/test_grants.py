@@ -1,7 +1,5 @@
 """Who may publish: runs with a signed grant, and no process that only says that it has a great token."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

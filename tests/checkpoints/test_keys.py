@@ -1,7 +1,5 @@
 """Names in a store: which are accepted, and those of the places of tasks."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A damaged or hostile checkpoint is refused before its use, and the checkpoint before it is loaded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

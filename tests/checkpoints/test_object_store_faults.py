@@ -1,7 +1,5 @@
 """S3 that fails as S3 does: a real HTTP proxy before moto's server answers with errors, cuts off, or is slow."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import http.client

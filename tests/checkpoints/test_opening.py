@@ -1,7 +1,5 @@
 """Which stores are opened, and with which client."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Publishing and loading with every store."""
 
-from __future__ import annotations
-
 import json
 import logging
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """A publisher that dies at any call, and two publishers that take turns in any order."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from collections.abc import Callable, Iterator

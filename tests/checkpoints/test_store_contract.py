@@ -1,7 +1,5 @@
 """The contract of `CheckpointStore`, for every store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A console to read from, and a migrated Airflow home that the commands are run on."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The real ``airflow hetero …``, each command in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -3,8 +3,6 @@
 Whatever others call their tasks, workers and labels: it can neither colour nor break it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import timedelta

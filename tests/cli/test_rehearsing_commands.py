@@ -1,7 +1,5 @@
 """The real ``airflow hetero plan``, ``simulate`` and ``snapshot``."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How fresh the readings are: with a clock that the test sets, and with a real process."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest
@@ -21,7 +19,7 @@ def reading(power_w: float) -> Telemetry:
 class FakeReader:
     """Reads the clock as watts."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: "Host") -> None:
         self.host, self.is_alive, self.asked_at = host, True, None
 
     def ask(self) -> None:

@@ -1,7 +1,5 @@
 """The thread that reacts to the ends of tasks between two heartbeats."""
 
-from __future__ import annotations
-
 import subprocess
 from multiprocessing import Pipe
 from threading import Event, current_thread

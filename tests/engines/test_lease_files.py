@@ -1,7 +1,5 @@
 """What lease files say of tasks and of local runs, and which devices these hold."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

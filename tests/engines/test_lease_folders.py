@@ -1,7 +1,5 @@
 """Where lease files are: in the places of a host, some of which any user can write to, and on disks that are full."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import stat

@@ -1,7 +1,5 @@
 """Which modules can be preloaded, by real imports in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger
 from airflow.observability import stats

@@ -1,7 +1,5 @@
 """Workers that fall silent are lost, and lost ones are forgotten in the end."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch

@@ -1,7 +1,5 @@
 """What thousands of waiting tasks cost the scheduler's loop, in calls and not in seconds."""
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A scheduler records its key in the configured store when it starts, in a process of its own."""
 
-from __future__ import annotations
-
 from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.executor.store_key import main, start_recording
 

@@ -1,7 +1,5 @@
 """Two schedulers with the local engine in two containers on one machine, which both see its one usable GPU."""
 
-from __future__ import annotations
-
 import json
 import socket
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """How placements are scored, and what an account says of the candidates and the reasons."""
 
-from __future__ import annotations
-
 import pytest
 
 from hetero_airflow.matching.accounts import NearestWorker, account_text, alternative_account, nearest_worker

@@ -1,7 +1,5 @@
 """The values of the metrics, read back by the parsers of Prometheus' own client."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The alert on a killed scheduler: of a real Airflow, by what its API server exposes, and by Prometheus' own rules."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """The alert rules and the dashboard, with Prometheus' own parser, its promtool, and a real Prometheus."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.testing import a_pending

@@ -1,7 +1,5 @@
 """An API server of one namespace, over real HTTP. It keeps the objects that it gets, and pods end as a test says."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

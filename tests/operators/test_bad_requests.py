@@ -1,7 +1,5 @@
 """What people write by mistake: each text is refused where the DAG file is parsed, and names the nearest valid form."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every policy that keeps the contract: the rows of `POLICIES`, and those that only the benchmarks use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What tests read of a plan."""
 
-from __future__ import annotations
-
 from hetero_airflow.model.plan import Plan, Wait
 
 

@@ -1,7 +1,5 @@
 """Priority classes are strict, under each policy that orders by them; and preemption within a class can be off."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which requests are migrated for which, and that the next decision keeps to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 

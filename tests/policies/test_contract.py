@@ -1,7 +1,5 @@
 """What every policy guarantees, against an oracle without classes and caches."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A task's place and its supervisor's folder, both empty, and runs of a task that begin one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a task tells of its progress: to its supervisor, and in its log."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A cycle: what it places and starts, what it sees of pending events, and what it does with paused requests."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Sequence

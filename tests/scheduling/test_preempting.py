@@ -1,7 +1,5 @@
 """Cycles with preemptions and gangs, and what is taken back because it expired or was not heard of."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from datetime import datetime, timedelta

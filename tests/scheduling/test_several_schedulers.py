@@ -1,7 +1,5 @@
 """What a scheduler decides beside others: its own requests, and those of schedulers that do not respond."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The public data sets, if they are present."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

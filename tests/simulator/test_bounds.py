@@ -1,7 +1,5 @@
 """Bounds of the benchmarks: of mean JCT and makespan, and of the allocation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gangs in the simulator: all or nothing, the cost of several hosts, and wait budgets in simulated time."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Muri's traces: they are read as they are written, and the simulator gives the results that were published."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The stores that the contract suite runs over."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Start states of the contract tests: one worker, waiting requests, granted placements."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState

@@ -5,8 +5,6 @@ Airflow's: `wanted`, what there is to run and whose it is, and `served`, what ha
 stdin makes it take over what another has; it ends when all that it has was served.
 """
 
-from __future__ import annotations
-
 import queue
 import random
 import sys

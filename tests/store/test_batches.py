@@ -1,7 +1,5 @@
 """Many leases in one call give the same result as one after the other, in every store."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Decisions and histories: every store keeps them until they are pruned, and a database exports its decisions."""
 
-from __future__ import annotations
-
 import tracemalloc
 from datetime import timedelta
 from itertools import chain

@@ -1,7 +1,5 @@
 """In every store, leases are renewed, change by their transition table, and end."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

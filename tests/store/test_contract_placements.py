@@ -1,7 +1,5 @@
 """In every store, requests wait in their order, and a placement is leased whole or refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from hetero_airflow.model.lease import Claim, LeaseState

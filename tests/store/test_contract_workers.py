@@ -1,7 +1,5 @@
 """In every store, workers come and go, with their devices and readings."""
 
-from __future__ import annotations
-
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Plan

@@ -1,7 +1,5 @@
 """Lost workers, and everything about them, leave the store."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta

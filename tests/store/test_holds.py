@@ -1,7 +1,5 @@
 """Holds on devices, in every store."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The migrations create the tables of `store.tables`, by hand and by a real `airflow db migrate`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing

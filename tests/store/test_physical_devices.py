@@ -1,7 +1,5 @@
 """One physical device has one holder, whichever workers report it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -3,8 +3,6 @@
 A worker comes and goes while a scheduler takes its leases back: in any order, no device serves two tasks.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

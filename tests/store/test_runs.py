@@ -1,7 +1,5 @@
 """What is learned from: ended leases and reported speeds, in every store."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 

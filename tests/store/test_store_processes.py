@@ -1,7 +1,5 @@
 """Several processes on one database: no device is leased twice, nothing is lost, there is no deadlock."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

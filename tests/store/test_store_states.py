@@ -1,7 +1,5 @@
 """Random histories: the SQL store does the same as the memory store, and its counts are right after every step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Three schedulers on one PostgreSQL, one of them killed: each request is served once, no device is leased twice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

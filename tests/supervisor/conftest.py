@@ -1,7 +1,5 @@
 """A supervised task without Airflow: a real process, and the Execution API by hand."""
 
-from __future__ import annotations
-
 import gc
 import json
 import signal

@@ -1,7 +1,5 @@
 """What the coordinator does around Airflow's supervisor: a stand-in with a real process plays the supervisor."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the supervisor of a device task tells Airflow of its end: real processes, and the Execution API by hand."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Real processes leave their task in every way that daemons know; none outlives its run, or its supervisor for long."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The supervisor of a device task in an outage of the API server: a real process, and an API that comes and goes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from http import HTTPStatus

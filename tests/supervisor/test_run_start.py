@@ -1,7 +1,5 @@
 """What a device task does before its process starts, beyond what a plain task does: each step delays the start."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real HTTP server over a real database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """An Airflow whose page has something to show, and a browser that is logged in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Writes a picture of each view of the page, in light and dark, wide and narrow: `make screenshots`."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the server accepts from an agent over real HTTP: its own data, once, in time, of limited size."""
 
-from __future__ import annotations
-
 import json
 import socket
 from datetime import UTC, datetime, timedelta

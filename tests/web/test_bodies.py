@@ -1,7 +1,5 @@
 """How bodies are read. `test_every_route.py` sends bodies without a login to every route of a real API server."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Iterator

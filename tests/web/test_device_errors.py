@@ -1,7 +1,5 @@
 """Errors of devices that an agent reports over real HTTP, up to the hold that schedulers see."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Every route of the app in Airflow's real API server: none answers an unknown client or shows another team's data."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """What a scrape over HTTP gets of a real database that two schedulers write."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import httpx

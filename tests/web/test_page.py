@@ -1,7 +1,5 @@
 """The page in Airflow's UI, in a real browser and a real Airflow."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The API server's own heartbeats: from its start until its end, also while the database is away."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

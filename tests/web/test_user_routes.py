@@ -3,8 +3,6 @@
 Of these, the query runs on a real PostgreSQL, and the route and the field are the real ones.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """``airflow hetero bump``: waiting tasks get another priority class."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from hetero_airflow.cli.action import action

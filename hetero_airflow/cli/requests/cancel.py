@@ -1,7 +1,5 @@
 """``airflow hetero cancel``: waiting and running device tasks fail, as when a user marks them as failed."""
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from collections.abc import Iterator, Sequence

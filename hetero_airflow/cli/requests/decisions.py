@@ -1,7 +1,5 @@
 """``airflow hetero decisions``: the stored decisions as JSON lines, for other programs."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from datetime import UTC, datetime, timedelta

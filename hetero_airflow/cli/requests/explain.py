@@ -1,7 +1,5 @@
 """``airflow hetero explain``: why a task waits, or why it got its devices."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

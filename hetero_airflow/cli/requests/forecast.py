@@ -1,7 +1,5 @@
 """The forecast for a request as text and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any

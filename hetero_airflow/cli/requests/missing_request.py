@@ -1,7 +1,5 @@
 """The newest run of a DAG, and why a task instance has no request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """The device tasks that a command names: those that wait and those that run."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator

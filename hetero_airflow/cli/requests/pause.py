@@ -1,7 +1,5 @@
 """``airflow hetero pause``: waiting tasks get no devices until ``unpause``. The pause is in the database."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from hetero_airflow.cli.action import action

@@ -1,7 +1,5 @@
 """``airflow hetero queue``: the requests that wait for devices, and the leases of those that have some."""
 
-from __future__ import annotations
-
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``airflow hetero render``: what a device task would send to Kubernetes, as YAML or JSON for ``kubectl``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

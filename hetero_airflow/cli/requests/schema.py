@@ -1,7 +1,5 @@
 """``airflow hetero schema``: the JSON schema of the arguments of a device task."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from hetero_airflow.cli.action import action

@@ -1,7 +1,5 @@
 """What ``airflow hetero explain`` says of a task's speeds. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass

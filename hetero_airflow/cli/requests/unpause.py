@@ -1,7 +1,5 @@
 """``airflow hetero unpause``: paused tasks get devices again."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 from hetero_airflow.cli.action import action

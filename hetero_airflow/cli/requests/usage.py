@@ -1,7 +1,5 @@
 """``airflow hetero usage``: how long devices were held, free or on hold, and by whom."""
 
-from __future__ import annotations
-
 import csv
 import io
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """``airflow hetero alerts``: alert rules for Prometheus."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 

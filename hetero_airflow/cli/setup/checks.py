@@ -1,7 +1,5 @@
 """``airflow hetero config --check``: what an installation lacks, and what that costs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """``airflow hetero cleanup``: what an uninstallation removes. The DAGs, the settings and the checkpoints stay."""
 
-from __future__ import annotations
-
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterator

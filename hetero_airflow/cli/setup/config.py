@@ -1,7 +1,5 @@
 """``airflow hetero config``: the settings that an installation needs, or a check of those that it has."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

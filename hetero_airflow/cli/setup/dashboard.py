@@ -1,7 +1,5 @@
 """``airflow hetero dashboard``: a dashboard for Grafana."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 

@@ -1,7 +1,5 @@
 """``airflow hetero config --check``: options and variables that nothing reads, or that can't be read. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from hetero_airflow.cli.setup.checks import Finding

@@ -1,7 +1,5 @@
 """The recommended settings compared with those of an installation. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``airflow hetero config --check``: tries what can be tried: a lease, a checkpoint, a call of the API server."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress

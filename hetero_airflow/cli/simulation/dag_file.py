@@ -1,7 +1,5 @@
 """The tasks that a run of a DAG file would have."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """``airflow hetero plan``: a rehearsal of a DAG run, as a table with a Gantt chart."""
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

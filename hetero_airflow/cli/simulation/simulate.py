@@ -1,7 +1,5 @@
 """``airflow hetero simulate``: policies on a trace, or on this installation's history, compared in a table."""
 
-from __future__ import annotations
-
 import re
 import sys
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """``airflow hetero snapshot``: all that a decision depends on, as JSON."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from datetime import UTC, datetime
 

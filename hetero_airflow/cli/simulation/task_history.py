@@ -1,7 +1,5 @@
 """What ran in this installation: ended task instances as a workload, and the durations of plain tasks."""
 
-from __future__ import annotations
-
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable

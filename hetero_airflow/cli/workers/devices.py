@@ -1,7 +1,5 @@
 """``airflow hetero devices``: the hardware of this machine."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """``airflow hetero drain``: no new task for a worker or a device."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime

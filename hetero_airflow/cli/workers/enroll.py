@@ -1,7 +1,5 @@
 """``airflow hetero enroll``: a secret with which one agent registers for a worker."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 from argparse import Namespace

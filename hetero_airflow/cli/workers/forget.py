@@ -1,7 +1,5 @@
 """``airflow hetero forget``: everything about a lost worker is deleted."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

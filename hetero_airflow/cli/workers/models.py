@@ -1,7 +1,5 @@
 """``airflow hetero models``: the models that a request can name without a vendor, and which devices each matches."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

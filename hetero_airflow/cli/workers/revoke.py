@@ -1,7 +1,5 @@
 """``airflow hetero revoke``: a worker's agent is refused."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """``airflow hetero top``: devices, the tasks that hold them, and the queue, live."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from collections import Counter

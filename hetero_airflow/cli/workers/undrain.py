@@ -1,7 +1,5 @@
 """``airflow hetero undrain``: a worker or a device takes tasks again."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import UTC, datetime

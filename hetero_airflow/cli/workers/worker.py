@@ -1,7 +1,5 @@
 """``airflow hetero worker``: the agent of a worker host. It opens no database; it reports to Airflow's API server."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pwd

@@ -1,7 +1,5 @@
 """``airflow hetero workers``: the known workers, their devices, and how much of them is leased."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace

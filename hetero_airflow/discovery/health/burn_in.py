@@ -15,8 +15,6 @@ Two checks run in turns until the time is over:
   Semiconductor Memories", 1991).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

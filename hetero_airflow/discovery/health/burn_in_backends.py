@@ -1,7 +1,5 @@
 """The libraries that a burn-in computes with: numpy on a CPU, torch on accelerators."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, Protocol
 

@@ -11,8 +11,6 @@ hung driver can't be ended (see `hetero_airflow.discovery`). The calls, for a GP
     nvmlEventSetWait(events, 1000)                               raises "GPU is lost"
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

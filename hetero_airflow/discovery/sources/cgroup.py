@@ -1,7 +1,5 @@
 """The limits that control groups (cgroup v1 and v2) set for this process."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -8,8 +8,6 @@ Files, with real contents::
 CUDA's version comes from the driver, so the NVIDIA probe reports it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Runs a vendor's tool, reads small files, and lists the PCI devices of this host."""
 
-from __future__ import annotations
-
 import glob
 import os
 import selectors

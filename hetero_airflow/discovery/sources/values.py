@@ -1,7 +1,5 @@
 """Untrusted answers of vendors' tools → values that the model accepts; None for an invalid answer. Pure."""
 
-from __future__ import annotations
-
 import math
 import re
 from contextlib import suppress

@@ -3,8 +3,6 @@
 The provider is a setting. To try all of them would cost their time limits on each machine that is not theirs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from json import JSONDecodeError

@@ -1,7 +1,5 @@
 """Looks for notices in a thread of its own, so that a metadata server that is slow or silent delays no heartbeat."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

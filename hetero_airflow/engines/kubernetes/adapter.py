@@ -1,7 +1,5 @@
 """One cluster, the KubernetesExecutor that makes pods in it, and what is known about the leases on its nodes."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

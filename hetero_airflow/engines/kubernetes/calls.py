@@ -6,8 +6,6 @@ cluster is left alone for a while, and for longer after each further one. After 
 (429), or that one object has an error (500), only that call waits.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Addresses of clusters, and clients for them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The clusters that are configured for one engine, and what they report."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The engine for Kubernetes: Airflow's KubernetesExecutor, with one pod on the chosen node for each task."""
 
-from __future__ import annotations
-
 import logging
 import signal
 from collections.abc import Callable, Sequence

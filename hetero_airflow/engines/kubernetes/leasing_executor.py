@@ -3,8 +3,6 @@
 Only this module, `pod_scheduler` and `engine` know KubernetesExecutor's internals: its queues, keys and publishing.
 """
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Checks of names that Kubernetes must accept, and its notation of byte quantities."""
 
-from __future__ import annotations
-
 import re
 
 from hetero_airflow.errors import RequestError

@@ -1,7 +1,5 @@
 """The options of [hetero] for Kubernetes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Whether a cluster answers, for its log: one line when it goes away, and one when all of it is back."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Pods that the cluster refused for a moment. Each waits for its own time, and delays no other."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Airflow's pod scheduler, with a watch that outlives outages."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

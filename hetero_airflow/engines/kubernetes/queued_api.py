@@ -1,7 +1,5 @@
 """The part of a client that KubernetesExecutor uses for its pods. The calls are made later, in another thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Airflow's hook for a cluster, with credentials that may be replaced while a task runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook

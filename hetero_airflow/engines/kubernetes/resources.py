@@ -12,8 +12,6 @@ kubernetes-sigs/dra-driver-google-tpu (cmd/tpu-dra-kubeletplugin/state.go), and 
 Allocation".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

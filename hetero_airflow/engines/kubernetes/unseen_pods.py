@@ -1,7 +1,5 @@
 """The pods that were sent to a cluster and that the watch has not shown: they may exist, or be on their way."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Watches whether Airflow's Execution API answers, in a thread beside the scheduler's loop."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable
@@ -65,7 +63,7 @@ class ExecutionApiWatch:
     @classmethod
     def of_server(
         cls, url: str, clock: Clock, *, is_local: bool, last_heartbeat: Callable[[], ServerHeartbeat | None]
-    ) -> ExecutionApiWatch:
+    ) -> "ExecutionApiWatch":
         """A watch of the Execution API at an address.
 
         :param is_local: tasks run on this host, with the same address

@@ -1,7 +1,5 @@
 """The token with which a task's supervisor starts it through Airflow's Execution API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from airflow.configuration import conf

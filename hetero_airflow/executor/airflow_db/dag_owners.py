@@ -1,7 +1,5 @@
 """Reads who owns the DAGs."""
 
-from __future__ import annotations
-
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 from sqlalchemy import select

@@ -1,7 +1,5 @@
 """Airflow's pool of device tasks."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from airflow.models.pool import Pool

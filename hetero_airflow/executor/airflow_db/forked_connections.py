@@ -5,8 +5,6 @@ scheduler. If the scheduler was killed in the middle of a transaction, PostgreSQ
 the locks of the session until the last of these processes ends. Meanwhile no other scheduler can queue a task.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Airflow's task state store in the scheduler's process, through the configured backend."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """Reads and writes Airflow's task instances."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

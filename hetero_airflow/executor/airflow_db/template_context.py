@@ -1,7 +1,5 @@
 """What device arguments that are templates may use: facts of the task's DAG run, from Airflow's database."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC
 from typing import Any

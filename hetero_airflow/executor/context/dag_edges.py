@@ -1,7 +1,5 @@
 """The edges of DAGs, from Airflow's serialized DAGs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The policy context: what is learned from runs, the edges of DAGs, and what is configured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hetero_airflow.executor.configuration import Configuration

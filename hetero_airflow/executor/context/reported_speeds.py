@@ -1,7 +1,5 @@
 """Keeps in the store what running tasks report of their speeds and checkpoints."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Sequence

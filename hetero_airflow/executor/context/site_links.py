@@ -1,7 +1,5 @@
 """The configured network links of sites, for workers whose labels do not have them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

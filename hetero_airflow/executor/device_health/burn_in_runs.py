@@ -1,7 +1,5 @@
 """Burn-ins of one device: one process after the other. Nothing here blocks the caller."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

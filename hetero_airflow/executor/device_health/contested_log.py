@@ -1,7 +1,5 @@
 """Warns when another worker reports a device of this host too."""
 
-from __future__ import annotations
-
 import logging
 
 from hetero_airflow.model.devices.identity import contested_devices, contested_text

@@ -6,8 +6,6 @@ A burn-in runs only on the device's own host. `HostHealth` runs those of this ho
 hosts. A device of any other host is trusted without a burn-in after its quarantine, once no task uses it.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator

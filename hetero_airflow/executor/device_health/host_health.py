@@ -1,7 +1,5 @@
 """The errors that this host's drivers report, and the burn-ins on this host."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from datetime import datetime

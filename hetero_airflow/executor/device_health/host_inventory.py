@@ -1,7 +1,5 @@
 """The devices of this host, as the scheduler reports them: without those that others and local runs use."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress

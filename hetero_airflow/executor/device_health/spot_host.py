@@ -1,7 +1,5 @@
 """Takes this host out of scheduling when its provider takes the machine back, and moves its tasks."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from hetero_airflow.discovery.spot.notices import notice_source

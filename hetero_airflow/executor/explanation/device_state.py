@@ -1,7 +1,5 @@
 """The state of a device as one word, for the page in Airflow's UI and `airflow hetero top`. Pure."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from hetero_airflow.model.device import Device, Telemetry

@@ -1,7 +1,5 @@
 """Requests, claims and devices as short texts, which mark cooperative shares and simulated devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hetero_airflow.model.device import Device

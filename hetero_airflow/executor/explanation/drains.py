@@ -1,7 +1,5 @@
 """The holds that a person places on workers and devices, and lifts. Pure."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ class Target:
     """Empty for the whole worker."""
 
     @classmethod
-    def of(cls, hold: Hold) -> Target:
+    def of(cls, hold: Hold) -> "Target":
         """The worker or device that a hold is on."""
         return cls(hold.worker_id, hold.device_id)
 

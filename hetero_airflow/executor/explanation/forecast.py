@@ -1,7 +1,5 @@
 """The forecast for a request: its start, and a change that would start it now. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from datetime import datetime
 

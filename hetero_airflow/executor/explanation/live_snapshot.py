@@ -1,7 +1,5 @@
 """What the scheduler sees now, and what its next cycle decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime

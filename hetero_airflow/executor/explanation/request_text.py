@@ -1,7 +1,5 @@
 """A request as arguments to write in a DAG file. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

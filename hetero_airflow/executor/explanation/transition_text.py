@@ -1,7 +1,5 @@
 """Transitions of a run in words."""
 
-from __future__ import annotations
-
 from hetero_airflow.executor import events
 from hetero_airflow.model.run import Transition
 

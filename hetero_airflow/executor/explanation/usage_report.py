@@ -1,7 +1,5 @@
 """Adds usage up by DAG, owner, team, device and other subjects, with its cost. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

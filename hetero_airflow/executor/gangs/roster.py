@@ -8,8 +8,6 @@ Airflow's database tells which members ran and run no more, and the store tells 
 scheduler saw it happen, or whether one died meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 

@@ -5,8 +5,6 @@ by one every few seconds, down to the minimum. The members with the highest rank
 are not submitted. They stay excluded while the others run, and take part again when the gang is placed again.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from datetime import datetime

@@ -1,7 +1,5 @@
 """What a cluster reports: its workers, and why tasks that were handed over do not run yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any

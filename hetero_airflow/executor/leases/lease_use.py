@@ -5,8 +5,6 @@ its process may be frozen, and another scheduler may be waiting for its end. And
 lease, once: two messages with one lease could begin two runs, one after the other.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from enum import StrEnum
 

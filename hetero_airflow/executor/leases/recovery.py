@@ -1,7 +1,5 @@
 """Recovery in Airflow's scheduler: of tasks whose process is lost, and of tasks that come back after a failure."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping

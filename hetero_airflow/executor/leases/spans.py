@@ -4,8 +4,6 @@ Airflow stores the ids of that span with the task instance (`context_carrier`) b
 span when the try ends. So any process that Airflow has configured for traces can emit children of it, in any order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ It reads jobs from its standard input and writes answers to its standard output;
 job runs in a fork with limits that the kernel enforces. The process ends when its input ends or its parent is gone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

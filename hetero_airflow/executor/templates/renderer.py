@@ -1,7 +1,5 @@
 """The scheduler's side of rendering: sends jobs to the render process, and reads the answers that are there."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

@@ -1,7 +1,5 @@
 """A queue in which DAGs take turns."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """Cluster state: all workers with their states, as gangs see them, with the current leases or without any."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The idle cluster: where workers are, and which gangs fit when nothing is leased."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property

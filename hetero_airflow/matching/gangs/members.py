@@ -1,7 +1,5 @@
 """Members of a gang with equal requests, and how many of them fit one after the other on a worker."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ the workers do not depend on each other. For unequal members it is vector bin pa
 first-fit-decreasing heuristic may miss a packing that exists.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Regions: the workers by host, rack and site, and the bandwidth from each worker to others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Demands of requests and free capacity of workers, as numbers and arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +93,7 @@ class DeviceDemands:
     all: tuple[DeviceDemand, ...]
 
     @classmethod
-    def of(cls, demands: Iterable[DeviceDemand]) -> DeviceDemands:
+    def of(cls, demands: Iterable[DeviceDemand]) -> "DeviceDemands":
         """These demands, and the empty one."""
         return cls((*demands, NO_DEMAND))
 

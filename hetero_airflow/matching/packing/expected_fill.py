@@ -11,8 +11,6 @@ near ties go to the first worker and the last workers stay whole.
 It refuses no request and moves no task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,7 +49,7 @@ class ExpectedFillMeasure:
         self._prices = MILLI_PER_DEVICE * np.array(prices)
         self._tables: dict[Shape, FillTables] = {}
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> ExpectedFillOnShape:
+    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "ExpectedFillOnShape":
         """The measure for workers of one shape."""
         tables = self._tables.get(shape)
         if tables is None:

@@ -4,8 +4,6 @@ Each table is a dynamic program over arrivals; an arriving request is placed if 
 accelerators.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The packing scorer: it prefers the worker that loses least value by a measure, and the best free part for a share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The record of a device's errors. `hetero_airflow.health.transitions` has the rules that change it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum

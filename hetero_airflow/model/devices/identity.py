@@ -1,7 +1,5 @@
 """Which physical device a worker reports, so that two workers on one machine are not taken to have two."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable

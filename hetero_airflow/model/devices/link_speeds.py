@@ -15,8 +15,6 @@ The figures come from the makers' data sheets and from standards:
   an assumption, unless labels give the bandwidth of the sites' links.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

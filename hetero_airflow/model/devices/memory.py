@@ -9,8 +9,6 @@ memory here. Its drivers say something else:
   (Syllo/nvtop pull request 428; ROCm/legacy-rocm-build issue 6004).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -16,8 +16,6 @@ at the workers, so nothing else can tell a new model from a typo. Any other mode
 also gives the memory of simulated devices, and Kubernetes' node labels.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -11,8 +11,6 @@ and memory bandwidth. They are for one leasable device: one die of a K80, one GC
 - Google: Cloud TPU documentation, "System architecture", versions v2 to v6e, and TPU7x.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

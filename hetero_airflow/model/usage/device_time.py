@@ -5,8 +5,6 @@ sums are exact: held + free + on hold is the time that existed, whatever is adde
 of a CPU counts its cores.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prices of device-hours, from the option `prices`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class Prices:
     """A device as in a request, without a quantity → price."""
 
     @classmethod
-    def parse(cls, text: str, where: str) -> Prices:
+    def parse(cls, text: str, where: str) -> "Prices":
         """The prices in a JSON object.
 
         :param where: the name of the text in errors

@@ -5,8 +5,6 @@ of them. Any other request for accelerators competes for its turn as if it asked
 devices: it is placed where it fits best and is not moved. Requests for a CPU alone don't compete.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ before an earlier placement, because a later decision may do so; requests for se
 are placed where they fit best. A request may wait although it fits somewhere, if faster devices are free soon enough.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -40,7 +38,7 @@ class EarliestFinish(ListPolicy):
         plan = as_requested(plan, options)
         return replace(plan, decisions=tuple(_explained(decision, choices) for decision in plan.decisions))
 
-    def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Mapping[str, _Choice]:
+    def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> "Mapping[str, _Choice]":
         """Request id → its class, for the requests for which the class makes a difference."""
         problem = assignment_problem(replace(snapshot, can_preempt=False), index, now)
         times = FreeTimes(problem, snapshot, index, now)

@@ -1,7 +1,5 @@
 """When the whole devices of each class are expected to be free. Pure."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from bisect import insort

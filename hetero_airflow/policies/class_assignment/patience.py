@@ -13,8 +13,6 @@ JCT by up to 4 % in both directions, which is noise. 0 costs 3 % with known spee
 Patience is bounded: by the time that the slower class would cost, `PATIENCE` times, and by half of the wait timeout.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -16,8 +16,6 @@ where a policy chooses the norms. Deviations:
 - A class of fraction 0 has a small priority instead of none, so that no usable device is idle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -8,8 +8,6 @@ tries only the jobs that the prices of the first step leave open (reduced-cost f
 proves to lose more than the gap is never tried.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from heapq import heappop, heappush
@@ -103,7 +101,7 @@ class _Relaxed:
                     for to, queue in leavers[b].items():
                         heappush(queue.later, (row[b] - row[to], job))
 
-    def _leavers(self) -> list[dict[int, _Leavers]]:
+    def _leavers(self) -> "list[dict[int, _Leavers]]":
         """[node][other node] → the jobs that may leave the first for the second."""
         nodes = range(self._idle + 1)
         leavers: list[dict[int, _Leavers]] = []
@@ -119,7 +117,7 @@ class _Relaxed:
             )
         return leavers
 
-    def _best_moves(self, leavers: list[dict[int, _Leavers]]) -> tuple[list[list[float]], list[list[int | None]]]:
+    def _best_moves(self, leavers: "list[dict[int, _Leavers]]") -> tuple[list[list[float]], list[list[int | None]]]:
         """[node][other node] → the greatest gain of moving one device's work, and its job; None: no job has to move."""
         nodes = self._idle + 1
         gains = [[-math.inf] * nodes for _ in range(nodes)]

@@ -1,7 +1,5 @@
 """How much of a DAG run still depends on a task: the longest path from the task to the end of its DAG. Pure."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from hetero_airflow.model.estimates import Estimates, TaskName

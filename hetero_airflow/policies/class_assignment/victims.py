@@ -3,8 +3,6 @@
 A request of several devices needs them on one worker.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

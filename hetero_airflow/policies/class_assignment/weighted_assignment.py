@@ -16,8 +16,6 @@ In each class, requests that the assignment serves come first, each on its devic
 serve never takes devices that another is about to get.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet

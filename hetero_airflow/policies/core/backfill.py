@@ -12,8 +12,6 @@ For a gang, no time can be computed. Everything that it could use is left free f
 head where small requests are migrated to make room (`migration`): a worker is emptied faster than it empties itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime

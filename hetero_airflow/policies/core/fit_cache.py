@@ -4,8 +4,6 @@ This costs less than a ranking, which scores each placement: nothing is scored, 
 and only workers with a partly free accelerator are checked for accelerators.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from hetero_airflow.matching.future_capacity import FutureCapacity

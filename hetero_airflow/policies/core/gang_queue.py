@@ -1,7 +1,5 @@
 """The gangs of a queue in one decision: which members are missing, where a whole gang fits, and what prevents it."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime

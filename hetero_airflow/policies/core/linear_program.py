@@ -1,7 +1,5 @@
 """Linear programs, solved by HiGHS (https://highs.dev, MIT licence)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

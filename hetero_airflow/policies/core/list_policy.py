@@ -10,8 +10,6 @@ Requests that can't be placed even on idle workers come last: gangs with missing
 worker could run. Running work is not in their way, so nothing is reserved for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from datetime import datetime
 

@@ -5,8 +5,6 @@ neither can an equal request behind it. Such requests get the same explanation, 
 again: the time of a pass is the time of the placements, and one look at each other request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime

@@ -11,8 +11,6 @@ got for a minimum time. Of the workers on which the large request could fit, the
 device-seconds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Placement that looks ahead at the mix of requests to come, see `matching.packing.expected_fill`."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

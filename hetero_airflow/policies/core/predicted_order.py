@@ -1,7 +1,5 @@
 """The queue by predicted lengths: a short request goes before a longer one that came a little earlier. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from statistics import fmean, variance

@@ -10,8 +10,6 @@ A policy states its `PreemptionRules`; `preemption_plan` finds the cheapest leas
   equal ranks the fewest lost device-seconds decide.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -17,8 +17,6 @@ In each case the devices are withheld: the next decision gives the request exact
 them nor take back the same work.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Orders of the queue, and where a request stands among equal ones. Each order is total: the id breaks ties."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -7,8 +7,6 @@ The end of a run about which nothing is known is guessed: after the mean of the 
 before `ENOUGH_RUNS` have), or after as long again as it has taken if that is longer.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ one more of it would cost in devices. A part is worth the most expensive shares 
 degenerate (one optimum has many prices), so prices are averaged over random samples of the mix, with a fixed seed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

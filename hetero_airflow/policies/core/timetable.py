@@ -7,8 +7,6 @@ Math. Hung. 4, 1953). This finds the worker on which the fewest runs have to end
 of a guess.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections import defaultdict

@@ -4,8 +4,6 @@ A demand such as ``nvlink@10m`` is hard for ten minutes after the request was su
 member was submitted. A request never waits for a topology that the current workers could not give it even when idle.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """How many accelerators each team holds, measured against its quota."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,11 +18,11 @@ class TeamDevices:
     path: TeamPath
     weight: float
     quota: float
-    parent: TeamDevices | None
+    parent: "TeamDevices | None"
     held: float = 0.0
 
     @property
-    def lineage(self) -> Iterator[TeamDevices]:
+    def lineage(self) -> "Iterator[TeamDevices]":
         """The team and all teams that it is a part of, from the bottom up."""
         team: TeamDevices | None = self
         while team is not None:

@@ -18,8 +18,6 @@ Without quotas the plan is that of the policy alone. Compare cohorts and `borrow
 let smaller requests pass a larger one that does not fit its quota (`BestEffortFIFO`).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

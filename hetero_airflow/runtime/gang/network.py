@@ -1,7 +1,5 @@
 """How the members of a gang reach each other: network settings from worker labels, and the address of a host."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

@@ -1,7 +1,5 @@
 """The processes of one task: the rank of this one, and how all of them take the same decision at the same step."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -38,7 +36,7 @@ class RankCollectives:
     def __init__(self) -> None:
         self._group: dist.ProcessGroup | None = None
 
-    def group(self) -> dist.ProcessGroup | None:
+    def group(self) -> "dist.ProcessGroup | None":
         """The Gloo group; None in a single process. The first call is a collective."""
         distributed = process_group()
         if distributed is not None and self._group is None:

@@ -8,8 +8,6 @@ follow. A round begins when all workers have joined.
 The store is torch's TCPStore in the leader's torchrun. Its socket is open before the other workers learn its address.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import Any

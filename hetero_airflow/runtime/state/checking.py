@@ -1,7 +1,5 @@
 """Whether a state can be saved and restored; a task hears of it before its first step."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

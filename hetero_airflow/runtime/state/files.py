@@ -1,7 +1,5 @@
 """The files of a state: ``state.json`` with its tree, a safetensors file with its arrays, one for each table."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -72,7 +70,7 @@ class _Arrays:
         self._files: dict[str, Any] = {}
         self._read: dict[tuple[str, str], Any] = {}
 
-    def __enter__(self) -> _Arrays:
+    def __enter__(self) -> "_Arrays":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ Both formats hold data only. Arrow IPC has no code. skops rebuilds an estimator 
 file with another type is refused when it is written, and again when it is read.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings
@@ -87,7 +85,7 @@ def from_file(kind: str, content: bytes, name: str) -> Any:
         ) from error
 
 
-def _arrow_bytes(table: pa.Table) -> bytes:
+def _arrow_bytes(table: "pa.Table") -> bytes:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -97,12 +95,12 @@ def _arrow_bytes(table: pa.Table) -> bytes:
     return content
 
 
-def _read_arrow(content: bytes, name: str) -> pa.Table:
+def _read_arrow(content: bytes, name: str) -> "pa.Table":
     pyarrow = _import("pyarrow", f"to load {name}")
     return pyarrow.ipc.open_file(content).read_all()
 
 
-def _frame_bytes(frame: pd.DataFrame, where: str) -> bytes:
+def _frame_bytes(frame: "pd.DataFrame", where: str) -> bytes:
     import pandas as pd
 
     pyarrow = _import("pyarrow", f"to save {where}")

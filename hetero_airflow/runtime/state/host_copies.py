@@ -1,7 +1,5 @@
 """Copies of tensors in host memory."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,7 +7,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def host_copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
+def host_copy(tensor: "torch.Tensor", spare: object) -> "torch.Tensor":
     """A contiguous copy in host memory, pinned for a tensor of a GPU; it is in `spare` if that fits."""
     import torch
 
@@ -29,7 +27,7 @@ def host_copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
     return target
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def _bytes(tensor: "torch.Tensor") -> "np.ndarray[Any, Any]":
     import torch
 
     view: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -1,7 +1,5 @@
 """The position in the data: a DataLoader that can be interrupted in an epoch and continued there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -28,7 +26,7 @@ class LoaderPosition:
             train(next(data))
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: "DataLoader[Any]") -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self._start: dict[str, Any] | None = None
@@ -80,13 +78,13 @@ class LoaderPosition:
         Rng().load_state_dict(now)
         return batches
 
-    def _generators(self) -> list[torch.Generator]:
+    def _generators(self) -> "list[torch.Generator]":
         owners = (self._loader, self._loader.sampler)
         generators = (getattr(owner, "generator", None) for owner in owners)
         return list({id(generator): generator for generator in generators if generator is not None}.values())
 
 
-def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
+def _without_first(loader: "DataLoader[Any]", count: int) -> Iterator[Any]:
     """The batches after the first `count`. The order of all batches is drawn before this returns.
 
     For a plain loader over an indexed data set, skipped batches are only drawn from the sampler and not loaded.

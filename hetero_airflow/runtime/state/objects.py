@@ -4,8 +4,6 @@ An object has ``state_dict()`` and ``load_state_dict()``, as torch's modules hav
 as it is, and restored as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """Restoring a training: its objects, and the random generators of its process."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

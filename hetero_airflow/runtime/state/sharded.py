@@ -5,8 +5,6 @@ writer is used, since its default format is pickle. Values that are not tensors 
 ranks write to one folder under `TMPDIR`, which all of them must see, as ranks of one host do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +79,7 @@ def load_distributed(session: CheckpointSession, state_dict: MutableMapping[str,
     return step
 
 
-def _write_shards(session: CheckpointSession, tensors: dict[str, torch.Tensor], folder: Path) -> Callable[[], object]:
+def _write_shards(session: CheckpointSession, tensors: "dict[str, torch.Tensor]", folder: Path) -> Callable[[], object]:
     """Copy this rank's tensors and begin to write them; returns a function that waits for the files of all ranks."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save

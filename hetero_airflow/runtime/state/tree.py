@@ -8,8 +8,6 @@ Pickle was rejected because loading it can run code. Values that only pickle can
 are refused at the save, with their place in the tree, and not discovered at the load.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -43,13 +41,13 @@ class StagedState:
 
     tree: Any
     """JSON."""
-    arrays: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
+    arrays: "dict[str, torch.Tensor | np.ndarray[Any, Any]]" = field(default_factory=dict)
     """The arrays by their place in the state, such as ``state['model']['0.weight']``; in host memory, contiguous."""
     files: dict[str, bytes] = field(default_factory=dict)
     """The content of the tables and estimators, by the name of their file."""
-    _spare: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
+    _spare: "dict[str, torch.Tensor | np.ndarray[Any, Any]]" = field(default_factory=dict)
     """Arrays of a published state, to reuse their memory: new memory costs ten times as much as the copy."""
-    _seen: dict[tuple[Any, ...], tuple[str, torch.Tensor]] = field(default_factory=dict)
+    _seen: "dict[tuple[Any, ...], tuple[str, torch.Tensor]]" = field(default_factory=dict)
     """Tensors copied so far; references to them keep another tensor from getting the same address."""
 
     def text(self) -> bytes:
@@ -174,7 +172,7 @@ def _encode_file(file: ValueFile, series: Any, where: str, staged: StagedState) 
     return encoded | {"name": _encode(series, f"{where}.name", staged, 0)} if file.kind == "series" else encoded
 
 
-def _encode_tensor(value: torch.Tensor, where: str, staged: StagedState) -> Any:
+def _encode_tensor(value: "torch.Tensor", where: str, staged: StagedState) -> Any:
     import torch
 
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -216,7 +214,7 @@ def _encode_array(value: Any, where: str, staged: StagedState) -> Any:
     return {**tag, "array": _keep(array, where, staged)}
 
 
-def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
+def _keep(array: "np.ndarray[Any, Any]", where: str, staged: StagedState) -> str:
     import numpy as np
 
     target = staged._spare.get(where)

@@ -22,8 +22,6 @@ a higher priority                                       0.25 a class: others wai
 The costs only order what is tried. They are judged, not measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A simulated future of a snapshot, in which leases end and plans are carried out. The caller decides the plans."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Mapping

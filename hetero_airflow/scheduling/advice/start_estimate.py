@@ -10,8 +10,6 @@ the request, except the next few, which backfill may start earlier; and with man
 ends between two decisions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

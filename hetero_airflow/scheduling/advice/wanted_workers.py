@@ -7,8 +7,6 @@ result is enough, but not always the least, since bin packing is NP-hard. It ign
 distance between the members of a gang.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

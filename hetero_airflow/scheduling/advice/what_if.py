@@ -4,8 +4,6 @@ It tries single changes in the order of their costs: the policy decides on the w
 until it places it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime

@@ -13,8 +13,6 @@ A false report has a bounded influence: a difference between two classes counts 
 mean of all tasks, and a task far from the others weighs less in m and S (Huber's weights).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -126,7 +124,7 @@ class ClassSpeeds:
         pulls = self._precision @ self.mean + np.einsum("tcd,td->tc", information, values)
         return np.einsum("tcd,td->tc", covariances, pulls), covariances
 
-    def _improved(self, values: Matrix, weights: Matrix, sheets: Vector, prior: Matrix) -> ClassSpeeds:
+    def _improved(self, values: Matrix, weights: Matrix, sheets: Vector, prior: Matrix) -> "ClassSpeeds":
         """The model after one step of expectation maximisation."""
         means, covariances = self._posterior(_bounded(values, weights, self.mean), weights)
         errors = means - self.mean

@@ -1,7 +1,5 @@
 """Learns estimates from the history of runs, incrementally. Pure, except that it reads the given history."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter, deque

@@ -5,8 +5,6 @@ model of `class_speeds` gives the speeds. The lengths then teach the amount of w
 steps come from the same model: there, the lengths of runs are measurements as uncertain as the lengths differ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

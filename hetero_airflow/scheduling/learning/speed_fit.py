@@ -10,8 +10,6 @@ what tasks on several classes show here.
 The model ignores that a preempted run spends time restoring, and that another number of devices makes another task.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

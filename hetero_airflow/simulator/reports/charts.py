@@ -4,8 +4,6 @@ Matplotlib draws them, an optional dependency (extra ``report``). The same recor
 date, and ids come from the content. The size of a chart is bounded for any trace.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ On a finite trace, better scheduling lowers the busy utilisation, since the same
 not lower the goodput utilisation. Compare both with the completion times of the same run.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -55,7 +53,7 @@ class DurationSpread:
     p99: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> DurationSpread | None:
+    def of(cls, values: Iterable[float]) -> "DurationSpread | None":
         """None if there is no value.
 
         >>> DurationSpread.of([1.0, 2.0, 6.0])

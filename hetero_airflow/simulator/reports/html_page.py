@@ -4,8 +4,6 @@ Names of jobs, groups and policies come from traces, so the template escapes the
 page's Content-Security-Policy allows only its own styles and images.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Sequence
 

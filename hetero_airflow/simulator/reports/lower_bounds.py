@@ -5,8 +5,6 @@ cost nothing in it, and it ignores which devices are on one host. A job that ran
 them.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The same seed gives the same bytes, unless the caller adds wall-clock timings to the JSON.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ data: put each data set into a folder of its name, and set HETERO_AIRFLOW_TRACES
 streams of `generated` need no files.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

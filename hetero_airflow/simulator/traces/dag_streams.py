@@ -1,7 +1,5 @@
 """Random DAGs that run repeatedly: chains, fans, and layers with random edges."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

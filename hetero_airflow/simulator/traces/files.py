@@ -4,8 +4,6 @@ Files may come from anybody. They are read as a stream, and every line, number a
 file, the line, the field and what to do.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os

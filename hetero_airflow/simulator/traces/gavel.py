@@ -11,8 +11,6 @@ at https://github.com/stanford-futuredata/gavel, MIT licence. Two forms are read
     come from ``simulation_throughputs.json`` (plain or ``.gz``) in the same folder.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

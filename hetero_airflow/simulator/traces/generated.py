@@ -11,8 +11,6 @@
 The first two need Gavel's ``simulation_throughputs.json`` (see `traces.gavel`). The others need no data set.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping

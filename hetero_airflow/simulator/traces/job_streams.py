@@ -3,8 +3,6 @@
 All distributions here use only ``random.Random.random``, whose sequence Python promises not to change.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ last digit, with one pool of 64 devices and with 8 hosts of 8. The rules: an ite
 job that does not fit is skipped; each job that ran before and goes on pays a restart, even if it did not move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

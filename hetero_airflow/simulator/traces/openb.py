@@ -15,8 +15,6 @@ https://github.com/hkust-adsl/kubernetes-scheduler-simulator, Apache-2.0 licence
 arrive one after another and never leave, until they request 1.3 times the GPUs of the cluster.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re

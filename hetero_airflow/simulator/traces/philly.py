@@ -7,8 +7,6 @@ cluster. The publisher does not name the GPUs, and the filtered files do not tel
 workers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime

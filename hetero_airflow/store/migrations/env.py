@@ -1,7 +1,5 @@
 """Runs the migrations on the engine of `HeteroDBManager`, or on ``-x url=…`` from the command line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from alembic import context

@@ -1,7 +1,5 @@
 """The part of the store in memory that keeps reported speeds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Writes and reads the speeds that tasks reported; see `store.speeds.records`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 

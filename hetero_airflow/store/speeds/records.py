@@ -4,8 +4,6 @@ A running task reports again and again what it has done since it started. Each r
 before did not have. So a report can be written twice, by another scheduler or after a restart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime

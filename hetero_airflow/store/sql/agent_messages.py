@@ -6,8 +6,6 @@ remembering the ids of tokens until they expire. Each API server would do so on 
 one after a restart, would accept the message again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime

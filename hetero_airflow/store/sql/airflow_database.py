@@ -1,7 +1,5 @@
 """Airflow's metadata database, which has the store's tables."""
 
-from __future__ import annotations
-
 from sqlalchemy import Engine
 
 

@@ -1,7 +1,5 @@
 """What is free on the devices that a plan places on, while the plan is granted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Writes events to the tables."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The private key that signs the grants of leases. All schedulers of an Airflow share it, in its database."""
 
-from __future__ import annotations
-
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine, select, update
 

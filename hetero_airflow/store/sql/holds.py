@@ -4,8 +4,6 @@ A hold has no column `changed`. Its writer changes the worker's row, with which 
 each is written on its own.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

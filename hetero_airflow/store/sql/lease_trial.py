@@ -1,7 +1,5 @@
 """One lease and its release, to see whether the database can do them."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """Renews and ends leases in the tables; `plan_commit.py` grants them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime

@@ -6,8 +6,6 @@ would still be wrong. A unique index refuses a physical device that another work
 condition always holds for what `DeviceLedger` accepts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache

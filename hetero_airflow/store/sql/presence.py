@@ -1,7 +1,5 @@
 """Heartbeats in the tables: those of agents, with the leases that they report, and those of the API server."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, func, insert, or_, select, update

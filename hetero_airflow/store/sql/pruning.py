@@ -1,7 +1,5 @@
 """Deletes what is old: ended requests, lost workers, and what is kept of workers that are not known any more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 

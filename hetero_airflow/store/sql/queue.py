@@ -1,7 +1,5 @@
 """Reads pages of the queue as the last cycle left it, for the web routes; writes what a person changes in it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reads the changes since the last snapshot, the history of requests, and ended runs."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

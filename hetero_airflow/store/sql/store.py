@@ -1,7 +1,5 @@
 """`SqlStore`, the store in Airflow's metadata database: SQLite or PostgreSQL."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache

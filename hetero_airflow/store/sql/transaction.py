@@ -13,8 +13,6 @@ A writer that hangs must not stop the others forever. On PostgreSQL, the wait fo
 idle for three times as long, which releases the lock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

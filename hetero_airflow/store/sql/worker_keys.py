@@ -1,7 +1,5 @@
 """Who may speak for a worker: enrolment, revocation, and the messages of agents, in Airflow's database."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass

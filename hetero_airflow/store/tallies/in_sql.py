@@ -1,7 +1,5 @@
 """Adds to the tallies in the transaction of what happened, and reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

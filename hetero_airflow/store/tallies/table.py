@@ -1,7 +1,5 @@
 """The table of the tallies."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 

@@ -1,7 +1,5 @@
 """What is counted, and the buckets of measured times. Pure."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Writes when devices come, go, change, are put on hold, or are taken off it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import datetime
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reads usage, and adds what `prune` is about to delete to the sums of days."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta

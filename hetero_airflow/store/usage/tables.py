@@ -1,7 +1,5 @@
 """The tables of usage."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 
 from hetero_airflow.store.utc_time import UtcDateTime

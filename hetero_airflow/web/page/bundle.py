@@ -3,8 +3,6 @@
 Airflow's UI loads the bundle as an ES module into its own React tree, so the bundle has neither React nor Chakra.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

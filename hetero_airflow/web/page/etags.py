@@ -1,7 +1,5 @@
 """ETags: an answer that the browser has already is not sent again."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Reads the store for the page. Readings and estimates are kept for some seconds and serve all readers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from datetime import datetime

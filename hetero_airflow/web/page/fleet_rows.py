@@ -1,7 +1,5 @@
 """What the page shows of workers and devices."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from pydantic import BaseModel

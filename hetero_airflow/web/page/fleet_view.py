@@ -1,7 +1,5 @@
 """Workers and devices as tiles, rows and the facts of one worker. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime

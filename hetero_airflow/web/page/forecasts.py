@@ -1,7 +1,5 @@
 """When a waiting task starts: computed once for all readers, since it simulates the queue."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict

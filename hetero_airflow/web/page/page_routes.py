@@ -4,8 +4,6 @@ A reader with the permission to see Airflow's jobs sees the fleet; a reader of a
 other DAGs have no name. Who may edit Airflow's pools may drain.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What the tab of a task instance shows."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """Why one task waits, or why it got its devices. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from heapq import nsmallest

@@ -1,7 +1,5 @@
 """The waiting requests as rows. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from datetime import datetime
 

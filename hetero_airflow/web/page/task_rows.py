@@ -1,7 +1,5 @@
 """Tasks in the page: a name with what a link needs, or none where the reader may not see the DAG. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
@@ -24,7 +22,7 @@ class TaskLink(BaseModel):
     """-1 for a task that is not mapped."""
 
     @classmethod
-    def of(cls, pending: PendingRequest | None, readable: Collection[str]) -> TaskLink | None:
+    def of(cls, pending: PendingRequest | None, readable: Collection[str]) -> "TaskLink | None":
         """The task of a request; None if it is not known, or of a DAG that the reader may not see."""
         if pending is None or pending.dag_id not in readable:
             return None

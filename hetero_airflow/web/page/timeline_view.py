@@ -1,7 +1,5 @@
 """The leases of the past hours, and when the current ones will probably end. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """What tasks held and what devices did, for the page: sums of days, by DAG, owner, team and other subjects."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable

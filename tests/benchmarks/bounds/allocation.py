@@ -1,7 +1,5 @@
 """How much of the accelerators any placement of given requests can fill."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What jobs ask of a cluster, as arrays: what bounds are computed from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The linear programs behind `bounds`."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -4,8 +4,6 @@ Each is the optimum of a relaxed problem, in which everything that the real one 
 real optimum can't be below it. None of them charges a restart, and each ignores which devices are on one host.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

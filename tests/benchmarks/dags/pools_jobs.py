@@ -3,8 +3,6 @@
 A job trains for some steps on one or two simulated GPUs: it sleeps, and writes down each step and the devices it uses.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The real ``airflow hetero usage`` and ``airflow hetero decisions``."""
 
-from __future__ import annotations
-
 import csv
 import json
 from datetime import UTC, datetime, timedelta

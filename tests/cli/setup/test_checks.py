@@ -1,7 +1,5 @@
 """What a check of the installation finds, and the trial of the checkpoint store on a real folder."""
 
-from __future__ import annotations
-
 import pytest
 from sqlalchemy import make_url
 

@@ -1,7 +1,5 @@
 """What is simulated, and ended task instances of a migrated Airflow, as a workload and as durations."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from argparse import Namespace

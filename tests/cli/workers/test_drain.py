@@ -1,7 +1,5 @@
 """``airflow hetero drain``, ``undrain`` and ``forget``."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """``airflow hetero enroll``, ``revoke`` and ``worker``, as their users run them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The checks of bodies and an API server, for every test of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

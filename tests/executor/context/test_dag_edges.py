@@ -1,7 +1,5 @@
 """Edges as Airflow's own tables hold them; a database of two tables stands in for Airflow's."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

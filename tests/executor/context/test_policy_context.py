@@ -1,7 +1,5 @@
 """What policies know beside the store's snapshot: edges, shares, and the links of sites."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace

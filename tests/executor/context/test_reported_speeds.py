@@ -1,7 +1,5 @@
 """Speeds that running tasks report reach the store and the estimates."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """From an error to the hold in the store, through a real burn-in in a process of its own, and back."""
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import replace

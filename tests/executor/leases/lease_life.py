@@ -6,8 +6,6 @@ wrong: messages and reports are late or get lost; processes freeze or are killed
 read long ago; their clocks are set.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple

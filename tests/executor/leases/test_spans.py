@@ -1,7 +1,5 @@
 """The spans of waits and leases are children of the span that Airflow's own code emits for the try."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 The expected fill of workers, compared with direct computation. Updated scores equal new ones.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -1,7 +1,5 @@
 """Which price a device has, and what is said about wrong prices."""
 
-from __future__ import annotations
-
 import pytest
 
 from hetero_airflow.errors import SettingsError

@@ -1,7 +1,5 @@
 """Which requests wait for better devices while others are free, for how long, and what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Linear programs in rounds: the fractions, and their effect over time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

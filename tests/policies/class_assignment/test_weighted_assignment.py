@@ -1,7 +1,5 @@
 """What policies made of weights do with waiting and running requests: over the store, the cycle and the simulator."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """The reservation for the head of the queue."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from datetime import timedelta

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from hypothesis import given, settings
 
 from hetero_airflow.matching.matcher import Matcher

@@ -1,7 +1,5 @@
 """Policies that place by the mix of requests, and what parts of an accelerator are worth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

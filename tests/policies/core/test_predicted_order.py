@@ -1,7 +1,5 @@
 """Where nothing is taken back within a class, predicted lengths order the queue."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -3,8 +3,6 @@
 What a preemption plan remembers of unchanged workers changes no decision.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Speeds of device classes, as they are fitted, and as a learner knows them from reported steps."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """The figures of a report, and its lower bounds: worked out by hand, and below what policies reach."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

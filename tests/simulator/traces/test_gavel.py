@@ -1,7 +1,5 @@
 """Gavel's traces, and learned estimates of its job types, compared with the measurements."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

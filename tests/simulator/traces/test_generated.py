@@ -1,7 +1,5 @@
 """Generated streams of jobs and of DAG runs."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Keys: one of a worker is enrolled once and revoked at once, no message counts twice; schedulers share one."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta

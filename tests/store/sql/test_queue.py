@@ -1,7 +1,5 @@
 """Pages of the queue as the last cycle left it, and what a person changes about waiting requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """What only a database does: several stores, errors of the driver, locks, unreadable rows, and the trial of a lease."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import traceback

@@ -1,7 +1,5 @@
 """The tallies, on SQLite and PostgreSQL."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 

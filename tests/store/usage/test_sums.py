@@ -1,7 +1,5 @@
 """Device-time from a real database, against a witness that looks at each hour of a random history."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A real control plane of Kubernetes for these tests, with the rights for Airflow from docs/kubernetes/."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The engine with its real KubernetesExecutor on a real control plane, as the service account of docs/kubernetes/."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator
@@ -35,7 +33,7 @@ _NUMBERS = count(1)
 
 
 @contextlib.contextmanager
-def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]:
+def leasing(plane: ControlPlane, folder: Path, **more: str) -> "Iterator[Leasing]":
     """Start an engine, and end it after the block.
 
     :param more: environment variables

@@ -3,8 +3,6 @@
 The kubelet is simulated: each pod's command runs as a process of this host, with the variables of the pod.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 A server drops an unknown field silently. So each answer is compared with what was sent.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

@@ -3,8 +3,6 @@
 The kubelet is simulated: the tests write to the API what a kubelet would report of pods and nodes.
 """
 
-from __future__ import annotations
-
 import pytest
 from airflow.utils.state import TaskInstanceState
 

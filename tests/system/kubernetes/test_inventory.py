@@ -4,8 +4,6 @@ The kubelet is simulated: the tests register nodes and send their reports. The c
 the readiness of a node that sends no report.
 """
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -5,8 +5,6 @@ simulated: a thread reports that pods run, and that they end after a second. Dis
 KubernetesExecutor are real; Airflow's tables are stood in for.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

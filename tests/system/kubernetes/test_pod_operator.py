@@ -3,8 +3,6 @@
 The kubelet is simulated: a thread of the test reports that pods run and end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -3,8 +3,6 @@
 The kubelet is simulated, as in the other tests of this folder.
 """
 
-from __future__ import annotations
-
 import signal
 
 import pytest

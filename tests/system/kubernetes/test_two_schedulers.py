@@ -4,8 +4,6 @@ Dispatchers, store, engines and KubernetesExecutors are real, and the kubelets a
 for, and what Airflow does with the tasks of a dead scheduler.
 """
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The page's routes over a real database, asked by users of Airflow's simple auth manager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

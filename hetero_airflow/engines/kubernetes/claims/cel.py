@@ -5,8 +5,6 @@ with ``has`` (see docs/driver-attributes.md of ROCm/k8s-gpu-dra-driver). The fun
 libraries: ``quantity``, ``semver`` and the strings extension.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import pairwise

@@ -4,8 +4,6 @@ That of a `DevicePodOperator` is removed with its pod. Those of leases name devi
 devices, and are removed with the node.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -32,7 +30,7 @@ def make_claimed(
     client: ApiClient,
     body: Mapping[str, Any],
     make: Callable[[Mapping[str, Any]], Any],
-    known: KnownTemplates,
+    known: "KnownTemplates",
 ) -> Any:
     """Make the pod of a lease, and before it the template of its claim, if it has one that the cluster may lack.
 
@@ -66,7 +64,7 @@ class KnownTemplates:
         self._seen_at: dict[tuple[str, str], float] = {}
         """Namespace and name → when the cluster had it."""
 
-    def create(self, claims: ClaimClient, template: Mapping[str, Any]) -> None:
+    def create(self, claims: "ClaimClient", template: Mapping[str, Any]) -> None:
         """Create a template that is not known to exist; see `ClaimClient.create`."""
         key, now = (template["metadata"]["namespace"], template["metadata"]["name"]), self._clock()
         if now - self._seen_at.get(key, float("-inf")) < KNOWN_S:

@@ -1,7 +1,5 @@
 """Quotas that refuse the claims of pods. The pod is made, and waits for its claim; only an event of it tells why."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 The limits are those of Kubernetes' validation (pkg/apis/resource/types.go): 8 alternatives and 32 devices in a claim.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What `LeasingKubernetesExecutor` asks about the pods of leases."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from hetero_airflow.engines.kubernetes.claims.claim_client import KnownTemplates

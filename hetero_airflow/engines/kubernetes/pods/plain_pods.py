@@ -1,7 +1,5 @@
 """The pods of tasks without a device, of which Airflow may take back one that does not run yet."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from typing import Any
 

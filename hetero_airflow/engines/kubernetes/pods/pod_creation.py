@@ -1,7 +1,5 @@
 """Pods that are made once, however often they are sent: each one has the same name every time."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ It also restricts the container: no privilege escalation, no capabilities, the r
 `restrict_pod` forbids root too.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ The plan chooses the node and the number of devices. The pod is bound to that no
 device plugin chooses the devices and mounts no others, so the ids in a lease are slots of the node.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Conditions on node labels in the form of node affinity: alternative terms of requirements that hold together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

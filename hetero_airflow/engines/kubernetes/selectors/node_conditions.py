@@ -4,8 +4,6 @@ Labels: docs/gpu-feature-discovery and internal/lm of NVIDIA/k8s-device-plugin, 
 ROCm/k8s-device-plugin, the MindCluster guide of Ascend, "Plan TPUs in GKE" of Google, Node Feature Discovery for CPUs.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Node affinity compares whole texts, so the names must be known: they are those o
 label ``cloud.google.com/gke-tpu-accelerator`` in "Plan TPUs in GKE".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ A driver's version is in three labels, CUDA's in two, each a whole number. A spe
 "at least 550.54" is "the major is above 550, or it is 550 and the minor is at least 54".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product

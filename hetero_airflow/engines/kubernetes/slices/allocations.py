@@ -1,7 +1,5 @@
 """ResourceClaims as values: which devices a claim has, and for which pods. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

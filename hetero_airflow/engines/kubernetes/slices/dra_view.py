@@ -4,8 +4,6 @@ A cluster without dynamic resource allocation, or with a version before 1.34, is
 happens.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

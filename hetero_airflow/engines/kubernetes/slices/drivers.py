@@ -6,8 +6,6 @@ Sources: kubernetes-sigs/dra-driver-nvidia-gpu (cmd/gpu-kubelet-plugin/deviceinf
 (cmd/tpu-dra-kubeletplugin/state.go), and "AWS Neuron Dynamic Resource Allocation".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

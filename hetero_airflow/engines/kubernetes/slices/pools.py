@@ -9,8 +9,6 @@ devices that fit beside each other are offered, the largest first. So a GPU is o
 in use, and then the partitions that are left.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

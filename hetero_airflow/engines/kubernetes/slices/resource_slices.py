@@ -4,8 +4,6 @@ A slice comes from a driver, which may be wrong or hostile. What is not of the A
 attributes in `READ_NAMES` are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal

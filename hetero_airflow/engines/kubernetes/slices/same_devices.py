@@ -5,8 +5,6 @@ A driver may publish a GPU twice, once for containers and once for virtual machi
 can't be had as a whole (issue 719). Where devices take from the same counters, these decide instead: see `pools`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 

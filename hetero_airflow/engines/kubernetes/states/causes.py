@@ -5,8 +5,6 @@ sync_result.go, pkg/kubelet/eviction, pkg/kubelet/lifecycle, pkg/kubelet/cm, "Po
 conditions" in Kubernetes' documentation. The tests list the reasons of version 1.36 by source.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How a pod stands. A reason that the tables in `causes` lack is logged once, and the pod is UNKNOWN."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -14,8 +14,6 @@ intel/intel-device-plugins-for-kubernetes (cmd/gpu_plugin/README.md, labels.md);
 ``Ascend310P-2c``; Amazon's "Neuron device plugin"; Habana's "Intel Gaudi device plugin".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

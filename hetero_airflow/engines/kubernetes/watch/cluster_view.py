@@ -1,7 +1,5 @@
 """A cluster as its API shows it: nodes as workers, the pods of our leases, and the pods of others."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ count as out of date. An answer to the watch alone does not end that: a server t
 and only then find that the version is too old.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

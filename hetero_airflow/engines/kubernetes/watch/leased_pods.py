@@ -1,7 +1,5 @@
 """The pods of leases: their states, and the last states of deleted ones."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

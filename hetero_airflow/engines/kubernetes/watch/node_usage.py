@@ -1,7 +1,5 @@
 """What pods use of a node: foreign pods, and pods of leases that are still ending. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

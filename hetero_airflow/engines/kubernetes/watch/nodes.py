@@ -4,8 +4,6 @@ A node reports how many devices it has, not which. So each device gets a number,
 of them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal

@@ -5,8 +5,6 @@ Until the first release they are those of `store.tables`, and the revision is a 
 and gives the revision a number.
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 from alembic import op
