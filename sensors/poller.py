@@ -56,7 +56,6 @@ class PolledSource(Protocol[Target, Content]):
 
         `ABSENT` if the object does not exist; None if only a request can show that.
         """
-        ...
 
     def read(self, target: Target) -> Content | None:
         """The object now, by one request; None if there is none. Equal objects mean no change.
@@ -65,7 +64,6 @@ class PolledSource(Protocol[Target, Content]):
         :raises InvalidCheckpoint: the content is invalid; the poller reads it again
         :raises Exception: any other exception ends the waiters
         """
-        ...
 
 
 @dataclass(slots=True, eq=False)

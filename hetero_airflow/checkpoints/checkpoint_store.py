@@ -29,18 +29,15 @@ class CheckpointStore(Protocol):
 
         :raises InvalidCheckpoint: it has more than `at_most` bytes
         """
-        ...
 
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
         """Write a small object if it still has the version that was read (None: if it does not exist); all or nothing.
 
         Returns the new version. None: another writer was first, and its content stays.
         """
-        ...
 
     def put(self, key: str, source: Path) -> None:
         """Store a file, durably and whole, under a key that is written once."""
-        ...
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """Copy an object into a new file.
@@ -48,7 +45,6 @@ class CheckpointStore(Protocol):
         :raises InvalidCheckpoint: there is none, it has more than `at_most` bytes, or the file exists already (which
             stays as it is). A new file is removed again on any error.
         """
-        ...
 
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """Delete the garbage folders directly under a prefix, and yield the name of each one after its deletion.
@@ -56,7 +52,6 @@ class CheckpointStore(Protocol):
         `is_garbage` gets the folder's name and the seconds since the last write in it. Only this prefix is listed.
         Nothing happens until the iterator is used.
         """
-        ...
 
 
 def check_size(key: str, size_bytes: int, at_most: int) -> None:

@@ -29,4 +29,3 @@ class Probe(Protocol):
 
         :raises ProbeError: the library or tool gives an unreadable answer
         """
-        ...

@@ -39,23 +39,18 @@ class Engine(Protocol):
 
     def dispatch(self, lease: Lease) -> None:
         """Hand over the work of a new lease. Does not wait for it to start."""
-        ...
 
     def is_ours(self, request_id: str) -> bool:
         """Whether this engine has the work of a request. Requests of other schedulers are decided, not dispatched."""
-        ...
 
     def reaches(self, worker_id: str) -> bool:
         """Whether work that is dispatched here can run on that worker."""
-        ...
 
     def open_slots(self) -> int | None:
         """How many more placements can start at once; None for any number. Any beyond it would hold idle devices."""
-        ...
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
-        ...
 
 
 class Preemptor(Protocol):
@@ -67,7 +62,6 @@ class Preemptor(Protocol):
         When the task has ended, the executor releases the lease and submits the request again, with its attained
         service.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +161,18 @@ class EngineLifecycle(Protocol):
 
     def start(self, context: EngineContext) -> None:
         """Start the executor."""
-        ...
 
     def heartbeat(self) -> None:
         """Start the tasks that were handed over."""
-        ...
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, in the form of Airflow's event buffer."""
-        ...
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Wait for the running tasks, then stop. Returns the tasks that ended meanwhile."""
-        ...
 
     def terminate(self) -> None:
         """Stop without waiting."""
-        ...
 
 
 class PlainWorkloads(Protocol):
@@ -191,32 +180,25 @@ class PlainWorkloads(Protocol):
 
     def accept(self, workload: Any, session: "Session") -> None:
         """Take a workload that asks for no device."""
-        ...
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the executor still has the task. Then Airflow takes an end of it for that of an earlier run."""
-        ...
 
     def is_busy_with(self, task_instance: Any) -> bool:
         """Whether this run of a task waits in the executor or has a process of it. It must not start again then."""
-        ...
 
     def forget(self, key: Any) -> None:
         """Count a task no longer whose process is lost. Nothing of it is reported from now on."""
-        ...
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Take over the tasks of another scheduler. Returns those that it can't take over."""
-        ...
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
-        ...
 
     @property
     def occupied_slots(self) -> int:
         """How many workloads the executor counts as its own, without device tasks that the engine follows itself."""
-        ...
 
 
 class DeviceTasks(Protocol):
@@ -224,23 +206,18 @@ class DeviceTasks(Protocol):
 
     def hand_over(self, workload: "ExecuteTask", lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
-        ...
 
     def hand_over_unplaced(self, workload: "ExecuteTask") -> None:
         """Take a task that waited and needs no device now; it runs where it would run without this plugin."""
-        ...
 
     def withdraw(self, key: Any) -> bool:
         """Take back a task that has not left this process. Returns whether it was still here."""
-        ...
 
     def reaches(self, worker: Worker) -> bool:
         """Whether a task that is handed over here can run on that worker."""
-        ...
 
     def open_slots(self) -> int | None:
         """How many more tasks would start at once; None for any number."""
-        ...
 
 
 class LeaseProcesses(Protocol):
@@ -248,11 +225,9 @@ class LeaseProcesses(Protocol):
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs. One call looks at all of them."""
-        ...
 
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease, if this engine can."""
-        ...
 
 
 class PromptEnds(Protocol):
@@ -299,12 +274,10 @@ class AirflowEngine(EngineLifecycle, PlainWorkloads, DeviceTasks, LeaseProcesses
     @property
     def prompt_ends(self) -> PromptEnds | None:
         """How the engine tells at once that a task has ended; None if it must be asked."""
-        ...
 
     @property
     def cluster(self) -> Cluster | None:
         """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
-        ...
 
 
 def termination_cause_of(cluster: Cluster | None, lease: Lease) -> TerminationCause | None:

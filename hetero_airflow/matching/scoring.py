@@ -38,13 +38,11 @@ class PlacementScorer(Protocol):
 
     def choose(self, alternative: Alternative, shape: Shape, held: Allocations, free: Sequence[int]) -> tuple[int, ...]:
         """As many of the free positions as the alternative asks for; ties go to the lower position."""
-        ...
 
     def terms(
         self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """The terms of the score, weights included; the placement with the greatest sum wins."""
-        ...
 
 
 WEIGHTS: Mapping[str, float] = {

@@ -19,7 +19,6 @@ class Policy(Protocol):
 
         All placements of a plan together fit the snapshot.
         """
-        ...
 
 
 def period_of(policy: Policy) -> float | None:

@@ -217,11 +217,9 @@ class Store(Protocol):
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Record the events in order."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """The current state; cheap if nothing has changed since the last call."""
-        ...
 
     def commit(
         self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
@@ -233,14 +231,12 @@ class Store(Protocol):
         Each placement is granted whole or refused whole. It is refused if a device is gone, not leasable or leased
         by now, if cores or memory are taken, or if the request no longer waits. A refusal stops no other placement.
         """
-        ...
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token.
 
         A granted or expired lease becomes active; a preempted one stays preempted.
         """
-        ...
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; a terminal state frees the devices and ends the request, in one transaction.
@@ -248,7 +244,6 @@ class Store(Protocol):
         The result of each move, in order: the changed lease, or why it did not change (LeaseNotFound, LeaseLost for
         another token, InvalidTransition). A failed move stops no other.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,15 +274,12 @@ class History(Protocol):
 
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
         """The newest request of a task instance, or None if it never had one."""
-        ...
 
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → last reading."""
-        ...
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → record of its errors; without devices that have none."""
-        ...
 
     def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends.
@@ -295,11 +287,9 @@ class History(Protocol):
         Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is
         newer than `since`; the next call's `since` is the sequence of the last run.
         """
-        ...
 
     def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
         """Request id → what it has had under its leases, for those of the requests that had one which is over."""
-        ...
 
     def prune(self, before: datetime) -> int:
         """Delete requests that ended before this time, with their leases and decisions; returns how many requests.
@@ -307,7 +297,6 @@ class History(Protocol):
         Waiting requests lose all decisions except the newest. It also deletes the turns of DAGs that have no request
         any more, and what is kept of unknown workers from before this time: holds, error records, unused keys.
         """
-        ...
 
 
 class Presence(Protocol):
@@ -315,16 +304,12 @@ class Presence(Protocol):
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → time of its last heartbeat."""
-        ...
 
     def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         """Worker id → last heartbeat of its agent; without workers that have no agent or are lost."""
-        ...
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
         """The last heartbeat of the API server; None if there was none."""
-        ...
 
     def last_decisions(self) -> dict[str, datetime]:
         """Scheduler → the end of its last cycle; see `SchedulerDecided`."""
-        ...

@@ -31,11 +31,9 @@ class TaskStateStore(Protocol):
 
     def get(self, key: str) -> Any:
         """The JSON value of a key; None without one."""
-        ...
 
     def set(self, key: str, value: Any) -> None:
         """Write the JSON value of a key."""
-        ...
 
 
 @dataclass

@@ -25,31 +25,24 @@ class ComputeBackend(Protocol):
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
         """Two square matrices of random -1, 0 and 1, the same in each call."""
-        ...
 
     def multiply(self, a: Any, b: Any) -> Any:
         """Their product; waits until it is computed."""
-        ...
 
     def is_equal(self, a: Any, b: Any) -> bool:
         """Whether two matrices are equal bit by bit."""
-        ...
 
     def to_host(self, matrix: Any) -> Any:
         """The matrix as a numpy array of 64-bit integers."""
-        ...
 
     def allocate(self) -> list[Any]:
         """Blocks of 64-bit words, most of the free memory together."""
-        ...
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
         """Set each word to the pattern; with pattern 0, to its number from the offset times an odd constant."""
-        ...
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
         """Whether each word is as `write` set it."""
-        ...
 
 
 def _random_signs(size: int) -> tuple[Any, Any]:

@@ -36,7 +36,6 @@ class NoticeSource(Protocol):
 
         :raises NoticeUnreadable: the source does not answer, or its answer can't be read
         """
-        ...
 
 
 def check_notice_setting(setting: str, where: str) -> None:

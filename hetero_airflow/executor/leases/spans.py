@@ -26,7 +26,6 @@ class TraceCarriers(Protocol):
 
     def trace_carrier(self, id: str) -> Mapping[str, Any] | None:
         """The `context_carrier` of a try, given the id of its task instance; None if Airflow does not know the try."""
-        ...
 
 
 def airflow_tracer() -> Tracer | None:

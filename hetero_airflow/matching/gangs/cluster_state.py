@@ -18,15 +18,12 @@ class ClusterState(Protocol):
     @property
     def version(self) -> int:
         """A number that grows with each change of a worker."""
-        ...
 
     def changed_since(self, version: int) -> Sequence[int]:
         """The workers that changed since that version."""
-        ...
 
     def first_workers(self) -> list[int]:
         """The first worker of each state."""
-        ...
 
 
 class IdleClusterState:

@@ -26,11 +26,9 @@ class ShapeMeasure(Protocol):
 
     def scores(self, free: FreeCapacity) -> Floats:
         """The score of each demand on a worker with this free capacity, −∞ where it does not fit."""
-        ...
 
     def part(self, free: FreeCapacity, demand: int) -> int:
         """The free part of an accelerator from which a share is taken; without meaning for other demands."""
-        ...
 
 
 class PackingMeasure(Protocol):
@@ -40,7 +38,6 @@ class PackingMeasure(Protocol):
 
     def for_shape(self, shape: Shape, demands: DeviceDemands) -> ShapeMeasure:
         """The measure for workers of one shape and for these demands."""
-        ...
 
 
 class PackingScorer:

@@ -84,7 +84,6 @@ class Weight(Protocol):
 
     def __call__(self, candidate: Candidate, mean_run_s: float) -> float:
         """The weight on its fastest class, above 0; `mean_run_s` is the mean duration of runs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,18 +288,15 @@ class PreemptionPlan(Protocol):
     @property
     def until(self) -> datetime | None:
         """When more may be preempted although nothing but the time has changed."""
-        ...
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """The wait reason, if leases are preempted for this request or gang. None: nothing is preempted for it.
 
         Called in the order of the queue. What the request is to get is withheld from all later requests.
         """
-        ...
 
     def preemptions(self) -> Sequence[Preempt]:
         """The leases to take back."""
-        ...
 
 
 MakePreemptionPlan = Callable[[WorkerIndex, Snapshot, datetime], PreemptionPlan]

@@ -68,11 +68,9 @@ class SpeedStore(Protocol):
 
     def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
         """Add what is new in the reports to what is known of their tasks and device classes."""
-        ...
 
     def speeds(self, since: int = 0) -> tuple[int, tuple[MeasuredSpeed, ...]]:
         """The speeds that changed after `since`, and the sequence for the next call.
 
         `History.prune` deletes those that were not measured for long.
         """
-        ...
