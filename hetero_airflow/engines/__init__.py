@@ -1,6 +1,6 @@
 """Engines: one adapter for each Airflow executor that runs placed tasks. They run in the scheduler's process.
 
-To add one: write ``engines/<name>.py`` with the ports of `engine`, and add a row to `ENGINES`. `processes` and
+To add one: write ``engines/<name>.py`` with a subclass of `AirflowEngine`, and add a row to `ENGINES`. `processes` and
 `lease_files` also run on worker hosts, in the supervisor and the agent.
 """
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from threading import Thread
+from typing import TYPE_CHECKING
 
-from hetero_airflow.engines.engine import PromptEnds
+if TYPE_CHECKING:
+    from hetero_airflow.engines.local import ReportPipe
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,11 @@ class EndWatch:
     :param react: takes the reports from the engine. The thread calls it
     """
 
-    def __init__(self, react: Callable[[PromptEnds], None]) -> None:
+    def __init__(self, react: "Callable[[ReportPipe], None]") -> None:
         self._react = react
         self._thread: Thread | None = None
 
-    def start(self, ends: PromptEnds | None) -> None:
+    def start(self, ends: "ReportPipe | None") -> None:
         """Start the thread. An engine without prompt reports needs none."""
         if ends is None:
             return
@@ -45,7 +47,7 @@ class EndWatch:
         for end in (self._stopped, self._stop):
             end.close()
 
-    def _run(self, ends: PromptEnds) -> None:
+    def _run(self, ends: "ReportPipe") -> None:
         pause_s = 0.0
         while not self._stopped.poll(pause_s):
             if self._stopped in wait([self._stopped, ends.readable]):

@@ -1,9 +1,6 @@
-"""The ports of an engine: what the cycle asks of the executor, and what the executor asks of an Airflow executor.
+"""What the cycle asks of the executor, and `AirflowEngine`: what the executor asks of one of Airflow's executors."""
 
-An engine class implements `EngineLifecycle`, `PlainWorkloads`, `DeviceTasks` and `LeaseProcesses`. It may have
-`PromptEnds`, and it has a `Cluster` if its workers have no agents. Code takes the port that it uses.
-"""
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +14,11 @@ from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from airflow.executors.workloads import ExecuteTask
     from sqlalchemy.orm import Session
+
+    from hetero_airflow.engines.kubernetes.clusters import Clusters
+    from hetero_airflow.engines.local import ReportPipe
 
 
 class Liveness(StrEnum):
@@ -156,130 +154,109 @@ class EngineContext:
         executor.job_id, executor.callback_sink, executor.name = self.job_id, self.callback_sink, self.name
 
 
-class EngineLifecycle(Protocol):
-    """Runs one of Airflow's executors inside the scheduler's loop."""
+class AirflowEngine(ABC):
+    """One of Airflow's executors, inside the scheduler's loop. No other code knows its queues and keys.
+
+    Made as ``(parallelism, team_name)``, in every component that asks for executors, so making one has no side effects.
+    Engines add where device tasks run and what is known about their processes.
+    """
+
+    traits: EngineTraits
+    cluster: "Clusters | None" = None
+    """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
+    prompt_ends: "ReportPipe | None" = None
+    """How the engine tells at once that a task has ended; None if it must be asked."""
+
+    def __init__(self, executor: Any) -> None:
+        self.executor = executor
+
+    # -- its life ------------------------------------------------------------------------------------------------------
 
     def start(self, context: EngineContext) -> None:
         """Start the executor."""
+        context.apply_to(self.executor)
+        self.executor.start()
 
+    @abstractmethod
     def heartbeat(self) -> None:
         """Start the tasks that were handed over."""
 
+    @abstractmethod
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, in the form of Airflow's event buffer."""
 
+    @abstractmethod
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Wait for the running tasks, then stop. Returns the tasks that ended meanwhile."""
 
     def terminate(self) -> None:
         """Stop without waiting."""
+        self.executor.terminate()
 
-
-class PlainWorkloads(Protocol):
-    """Workloads that ask for no device. The executor treats them as if it ran alone."""
+    # -- workloads that ask for no device, treated as if the executor ran alone ----------------------------------------
 
     def accept(self, workload: Any, session: "Session") -> None:
         """Take a workload that asks for no device."""
+        self.executor.queue_workload(workload, session)
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the executor still has the task. Then Airflow takes an end of it for that of an earlier run."""
+        return bool(self.executor.has_task(task_instance))
 
     def is_busy_with(self, task_instance: Any) -> bool:
         """Whether this run of a task waits in the executor or has a process of it. It must not start again then."""
+        return self.has_task(task_instance)
 
     def forget(self, key: Any) -> None:
         """Count a task no longer whose process is lost. Nothing of it is reported from now on."""
+        self.executor.running.discard(key)
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Take over the tasks of another scheduler. Returns those that it can't take over."""
+        """Follow the tasks of another scheduler. Returns those that the executor can't follow."""
+        return self.executor.try_adopt_task_instances(task_instances)  # type: ignore[no-any-return]
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
+        self.executor.fail_connection_test(key)
 
     @property
+    @abstractmethod
     def occupied_slots(self) -> int:
         """How many workloads the executor counts as its own, without device tasks that the engine follows itself."""
 
+    # -- device tasks that the cycle has placed ------------------------------------------------------------------------
 
-class DeviceTasks(Protocol):
-    """Device tasks that the cycle has placed."""
-
+    @abstractmethod
     def hand_over(self, workload: "ExecuteTask", lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
 
+    @abstractmethod
     def hand_over_unplaced(self, workload: "ExecuteTask") -> None:
         """Take a task that waited and needs no device now; it runs where it would run without this plugin."""
 
+    @abstractmethod
     def withdraw(self, key: Any) -> bool:
         """Take back a task that has not left this process. Returns whether it was still here."""
 
+    @abstractmethod
     def reaches(self, worker: Worker) -> bool:
         """Whether a task that is handed over here can run on that worker."""
 
+    @abstractmethod
     def open_slots(self) -> int | None:
         """How many more tasks would start at once; None for any number."""
 
+    # -- the processes that use leases ---------------------------------------------------------------------------------
 
-class LeaseProcesses(Protocol):
-    """The processes that use leases."""
-
+    @abstractmethod
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs. One call looks at all of them."""
 
+    @abstractmethod
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease, if this engine can."""
 
 
-class PromptEnds(Protocol):
-    """Tells at once that a task has ended, and starts the next one between two heartbeats.
-
-    A thread beside the scheduler's loop calls it, never at the same time as the other ports but `PlainWorkloads`.
-    """
-
-    @property
-    def readable(self) -> "Connection":
-        """Readable while `EngineLifecycle.collect` has an end to return, from `start` to `end`."""
-
-    def start_handed_over(self) -> None:
-        """Start the device tasks that were handed over. Plain workloads wait for the next heartbeat."""
-
-
-class Cluster(Protocol):
-    """A cluster with a scheduler and a control plane of its own, whose workers have no agents."""
-
-    def watch(self) -> None:
-        """Start the threads, and wait some seconds for the first reading. All executors have forked by then."""
-
-    def poll(self) -> WorkerChanges:
-        """The changes to its workers, such as nodes. Never blocks."""
-
-    def follow(self, key: Any, lease: Lease) -> None:
-        """From now on, report on a lease that a dead scheduler had handed over."""
-
-    def status(self, lease_id: str) -> LeaseStatus:
-        """What the cluster reports about the work of a lease. Never blocks."""
-
-    def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """Messages, and the log of a running task so far. The API server calls it, without a `start`."""
-
-
-class AirflowEngine(EngineLifecycle, PlainWorkloads, DeviceTasks, LeaseProcesses, Protocol):
-    """One of Airflow's executors behind all ports. No other code knows its queues and keys.
-
-    Made as ``(parallelism, team_name)``, in every component that asks for executors, so making one has no side effects.
-    """
-
-    traits: EngineTraits
-
-    @property
-    def prompt_ends(self) -> PromptEnds | None:
-        """How the engine tells at once that a task has ended; None if it must be asked."""
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
-
-
-def termination_cause_of(cluster: Cluster | None, lease: Lease) -> TerminationCause | None:
+def termination_cause_of(cluster: "Clusters | None", lease: Lease) -> TerminationCause | None:
     """What the cluster reports about the end of a lease's work; None without a cluster, or if it reports nothing."""
     return None if cluster is None else cluster.status(lease.id).termination_cause

@@ -16,12 +16,11 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
 from hetero_airflow.engines.preload import parse_preload
 from hetero_airflow.engines.preloaded_executor import PreloadedLocalExecutor
 from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
-from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -68,7 +67,7 @@ class ReportPipe:
         self.handed_over.clear()
 
 
-class LocalEngine(WrappedExecutor):
+class LocalEngine(AirflowEngine):
     """Runs tasks on this host."""
 
     traits = EngineTraits(

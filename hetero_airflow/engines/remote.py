@@ -6,8 +6,7 @@ from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
-from hetero_airflow.engines.wrapped_executor import WrappedExecutor
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext, LeasedProcess, Liveness
 from hetero_airflow.model.grant import START_WINDOW
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
@@ -118,7 +117,7 @@ def remote_liveness(
     return Liveness.GONE if is_gone else Liveness.UNKNOWN
 
 
-class RemoteEngine(WrappedExecutor):
+class RemoteEngine(AirflowEngine):
     """An executor whose tasks run on workers with agents."""
 
     name: str

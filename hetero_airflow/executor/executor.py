@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from importlib import import_module
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.callbacks.callback_requests import TaskCallbackRequest
 from airflow.configuration import conf
@@ -23,7 +23,7 @@ from hetero_airflow.contract.envelope import is_device_task, unpack_request
 from hetero_airflow.contract.executor_names import COORDINATOR_MODULE
 from hetero_airflow.contract.placement_check import is_placement_check
 from hetero_airflow.engines.end_watch import EndWatch
-from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
@@ -45,6 +45,9 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.grant_key import grant_signer
+
+if TYPE_CHECKING:
+    from hetero_airflow.engines.local import ReportPipe
 
 _MAX_NOTES = 1000
 
@@ -147,7 +150,7 @@ class HeteroExecutor(BaseExecutor):
                 self._engine.heartbeat()
             self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
 
-    def _react_to_ends(self, ends: PromptEnds) -> None:
+    def _react_to_ends(self, ends: "ReportPipe") -> None:
         """Between two heartbeats: give the devices of ended tasks to the next ones. `EndWatch` calls it."""
         with self._round:
             now = self._clock.now()

@@ -9,7 +9,7 @@ Pure code, on JSON values or on the official client's models:
 
 In the scheduler's process:
 
-- `engine` implements the ports over KubernetesExecutor (`leasing_executor`, `pod_scheduler`), with one `adapter` for
+- `engine` is the engine over KubernetesExecutor (`leasing_executor`, `pod_scheduler`), with one `adapter` for
   each of `clusters`;
 - `watch` keeps nodes, the pods of leases and other pods up to date in threads, and `calls` makes all calls in another
   one, so the loop never waits for an answer; `queued_api` is what KubernetesExecutor gets as its client;

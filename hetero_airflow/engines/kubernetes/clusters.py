@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Clusters:
-    """All clusters of an engine; the port `hetero_airflow.engines.engine.Cluster`.
+    """All clusters of an engine, whose workers have no agents. No call but `watch` blocks.
 
     :param executor: for the cluster of ``[kubernetes_executor]``
     """

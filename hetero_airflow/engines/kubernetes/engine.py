@@ -11,10 +11,9 @@ from airflow.sdk.configuration import conf
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException  # type: ignore[import-untyped]
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness, PromptEnds
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress
 from hetero_airflow.engines.kubernetes.clusters import Clusters
@@ -33,16 +32,16 @@ _KILL_GRACE_S = 1
 log = logging.getLogger(__name__)
 
 
-class KubernetesEngine:
+class KubernetesEngine(AirflowEngine):
     """Runs each device task as a pod on the node of its lease. Workloads without a device run in the first cluster."""
 
     traits = EngineTraits()
-    prompt_ends: PromptEnds | None = None
+    executor: LeasingKubernetesExecutor
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self._arguments = (parallelism, team_name)
-        self.executor = self._make_executor(ClusterAddress())
-        self.cluster = Clusters(self.executor)
+        super().__init__(self._make_executor(ClusterAddress()))
+        self.cluster: Clusters = Clusters(self.executor)
         self._outages: dict[str, str] = {}
 
     def start(self, context: EngineContext) -> None:
@@ -60,10 +59,6 @@ class KubernetesEngine:
             executor.signer = context.signer
             executor.start()
         self.cluster.open([self._adapter_for(executor, token_s) for executor in executors], context.workers)
-
-    def accept(self, workload: Any, session: Session) -> None:
-        """Take a workload that asks for no device, as KubernetesExecutor alone would."""
-        self.executor.queue_workload(workload, session)
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a node; its pod is made at the next `heartbeat`."""
@@ -114,17 +109,9 @@ class KubernetesEngine:
             self._tolerate_outage(adapter, adapter.executor.heartbeat)
             adapter.delete_marked_pods()
 
-    def forget(self, key: Any) -> None:
-        """Count a task without a device no longer. The events of its pod are not reported then."""
-        self.executor.running.discard(key)
-
     def has_task(self, task_instance: Any) -> bool:
         """Whether KubernetesExecutor still has the task."""
         return any(adapter.executor.has_task(task_instance) for adapter in self.cluster.adapters)
-
-    def is_busy_with(self, task_instance: Any) -> bool:
-        """Whether KubernetesExecutor runs the task or has it queued."""
-        return self.has_task(task_instance)
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Watch the pods that another scheduler made. Returns the tasks that have none.
@@ -145,10 +132,6 @@ class KubernetesEngine:
             log.warning("Tasks of another scheduler are left as they are, since a cluster does not answer: %s", text)
             return []
         return task_instances
-
-    def fail_connection_test(self, key: Any) -> None:
-        """Forget a connection test that Airflow gave up."""
-        self.executor.fail_connection_test(key)
 
     @property
     def occupied_slots(self) -> int:

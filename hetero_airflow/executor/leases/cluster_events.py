@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hetero_airflow.engines.engine import Cluster
 from hetero_airflow.executor.task_log import Note
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
 from hetero_airflow.store.store import StartDelayed, Store, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
+
+if TYPE_CHECKING:
+    from hetero_airflow.engines.kubernetes.clusters import Clusters
 
 STARTING_TIME = timedelta(seconds=5)
 """Every task takes about this time to start. Before that, no reason for waiting is recorded."""
@@ -17,7 +19,7 @@ STARTING_TIME = timedelta(seconds=5)
 class ClusterEvents:
     """Records in the store what the engine's cluster reports. Does nothing for an engine without a cluster."""
 
-    def __init__(self, store: Store, cluster: Cluster | None, note: Note) -> None:
+    def __init__(self, store: Store, cluster: "Clusters | None", note: Note) -> None:
         self._store = store
         self._cluster = cluster
         self._note = note
