@@ -1,18 +1,10 @@
-"""Time as a port, so that the cycle runs on the real clock and on a simulated one."""
+"""Time, and what is done from time to time."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 
-class Clock(Protocol):
-    """Tells the time."""
-
-    def now(self) -> datetime:
-        """The current time, aware, in UTC."""
-
-
-class SystemClock:
-    """The machine's wall clock."""
+class Clock:
+    """The machine's wall clock. A test has one of its own."""
 
     def now(self) -> datetime:
         """The current time, aware, in UTC."""

@@ -1,8 +1,11 @@
-"""The port of a probe: finds the devices of one vendor on this host."""
+"""What a probe returns: a function without arguments that finds the devices of one vendor on this host.
+
+It reads the vendor's library or tool. It may block, since the caller runs it in a process with a time limit, and raises
+`ProbeError` if the answer can't be read.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from hetero_airflow.model.device import Device, Telemetry
 
@@ -19,13 +22,3 @@ class ProbeResult:
     """One line for each thing that could not be read."""
     users: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Device id → the processes that use it; without devices of which the vendor's software can't tell."""
-
-
-class Probe(Protocol):
-    """Reads a vendor's library or tool; parsing is a pure function beside it."""
-
-    def __call__(self) -> ProbeResult:
-        """The vendor's devices on this host now. May block: the caller runs it in its own process with a time limit.
-
-        :raises ProbeError: the library or tool gives an unreadable answer
-        """

@@ -18,7 +18,7 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from hetero_airflow.clock import Clock, SystemClock
+from hetero_airflow.clock import Clock
 from hetero_airflow.contract.envelope import is_device_task, unpack_request
 from hetero_airflow.contract.executor_names import COORDINATOR_MODULE
 from hetero_airflow.contract.placement_check import is_placement_check
@@ -69,7 +69,7 @@ class HeteroExecutor(BaseExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._clock: Clock = SystemClock()
+        self._clock: Clock = Clock()
         self._notes: deque[Any] = deque(maxlen=_MAX_NOTES)
         self._runs = Runs()
         self._revoked: list[Any] = []

@@ -19,7 +19,7 @@ from hetero_airflow.checkpoints.loading import load_latest
 from hetero_airflow.checkpoints.manifest import check_metrics
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
-from hetero_airflow.clock import Clock, SystemClock
+from hetero_airflow.clock import Clock
 from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
 from hetero_airflow.model.grant import Grant
 from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy_files, scratch_error
@@ -91,7 +91,7 @@ class CheckpointSession:
         """The last step that was passed to a save."""
         self.published: CheckpointEntry | None = None
         """The newest published checkpoint that this process knows."""
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._saver = BackgroundSaver()
         self._scratch: ScratchFolder | None = None
         self._claim: WriteClaim | None = None

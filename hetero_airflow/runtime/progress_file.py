@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from hetero_airflow.clock import Clock, SystemClock
+from hetero_airflow.clock import Clock
 from hetero_airflow.runtime.notice import replace_file
 
 PROGRESS = "progress"
@@ -66,7 +66,7 @@ class ProgressFile:
     def __init__(self, folder: Path | None, clock: Clock | None = None, *, can_save: bool = True) -> None:
         self._path = None if folder is None else folder / PROGRESS
         self._can_save = can_save
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._due = 0.0
         self._step: int | None = None

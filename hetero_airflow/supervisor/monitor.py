@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.runtime.notice import DUMP_SIGNAL, Notice, give_notice
 from hetero_airflow.runtime.progress_file import Progress, read_progress
+from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.speed_meter import SpeedMeter
 
@@ -24,16 +25,6 @@ _REPORT_EVERY_S = 5.0
 
 _KILL_AFTER = timedelta(seconds=5)
 """The time between SIGTERM and SIGKILL."""
-
-
-class TaskStateStore(Protocol):
-    """The part of the task state store that belongs to one task."""
-
-    def get(self, key: str) -> Any:
-        """The JSON value of a key; None without one."""
-
-    def set(self, key: str, value: Any) -> None:
-        """Write the JSON value of a key."""
 
 
 @dataclass
@@ -48,7 +39,7 @@ class TaskMonitor:
 
     lease_id: str
     folder: Path
-    states: TaskStateStore
+    states: ExecutionApiStates
     hangs: HangWatch
     send: Callable[[signal.Signals], None]
     grace: timedelta

@@ -10,11 +10,11 @@ from hetero_airflow.recovery.decisions import RecoveryDecision, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import keep_failure, load_failures
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.supervisor.monitor import TaskStateStore
+from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates
 
 
 def judge_end(
-    evidence: Evidence, lease: TaskLease, epoch: int, states: TaskStateStore, now: datetime, *, has_retries: bool
+    evidence: Evidence, lease: TaskLease, epoch: int, states: ExecutionApiStates, now: datetime, *, has_retries: bool
 ) -> RecoveryDecision:
     """Record the failure, and decide by the configured rules.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from hetero_airflow.clock import Clock
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Device
@@ -26,7 +27,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """The time at which `FakeClock` starts."""
 
 
-class FakeClock:
+class FakeClock(Clock):
     """A clock that moves only when a test moves it."""
 
     def __init__(self, now: datetime = EPOCH) -> None:

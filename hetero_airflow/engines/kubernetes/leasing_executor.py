@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_types import ADOPTED
@@ -27,18 +27,20 @@ from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_fro
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.paused_jobs import PausedJobs
 from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
-from hetero_airflow.engines.kubernetes.pods.lease_pods import LeasePods
 from hetero_airflow.engines.kubernetes.pods.plain_pods import PlainPods
 from hetero_airflow.engines.kubernetes.pods.pod_creation import labels_of, lease_of, make_pod, pod_name, run_of
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL, seal_pod
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
 from hetero_airflow.model.grant import GrantSigner
 
+if TYPE_CHECKING:
+    from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
+
 
 class LeasingKubernetesExecutor(KubernetesExecutor):
     """Makes one pod for each lease, and only while the lease is current."""
 
-    pods: LeasePods
+    pods: "ClusterAdapter"
     kube_client: QueuedApi
     calls: ClusterCalls
     outage: Outage

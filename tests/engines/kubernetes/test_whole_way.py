@@ -11,7 +11,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.clock import SystemClock
+from hetero_airflow.clock import Clock
 from hetero_airflow.contract.envelope import pack_request, read_lease
 from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 
 def an_api_that_answers():
-    watch = ExecutionApiWatch(lambda: None, SystemClock())
+    watch = ExecutionApiWatch(lambda: None, Clock())
     watch.ask()
     return watch
 
@@ -58,7 +58,7 @@ class Bench:
         )
         edges, self.runs = SimpleNamespace(refresh=lambda dag_ids: {}), Runs()
         api_watch = an_api_that_answers()
-        outside = Outside(self.store, self.engine, self.tasks, edges, api_watch, callbacks, SystemClock(), SIGNER)
+        outside = Outside(self.store, self.engine, self.tasks, edges, api_watch, callbacks, Clock(), SIGNER)
         self.dispatcher = make_dispatcher(configuration, PriorityPolicy(), self.runs, outside, 600)
         self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current, SIGNER))
         self.engine.cluster.watch()
