@@ -8,7 +8,7 @@ from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, avoid_failed_workers, with_avoided_labels
+from hetero_airflow.recovery.adjustment import AVOIDED_LABEL, avoid_failed_workers, with_avoided_labels
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.recovery.rules import DEFAULTS
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.recovery.memory_growth import with_device_memory, with_host_memory
+from hetero_airflow.recovery.adjustment import with_device_memory, with_host_memory
 from hetero_airflow.recovery.rules import Action, Rule
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 

@@ -18,8 +18,12 @@ from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.recovery.adjustment import adjusted_request, request_after_waiting
-from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, with_avoided_labels
+from hetero_airflow.recovery.adjustment import (
+    AVOIDED_LABEL,
+    adjusted_request,
+    request_after_waiting,
+    with_avoided_labels,
+)
 from hetero_airflow.recovery.decisions import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures, replace_failure
