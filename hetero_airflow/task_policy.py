@@ -19,7 +19,7 @@ def task_policy(task: Any) -> None:
     """
     config = (task.partial_kwargs if task.is_mapped else vars(task)).get("executor_config")
     if isinstance(config, dict) and "device" in config:
-        from hetero_airflow.operators.misplaced import refuse_misplaced_request
+        from hetero_airflow.operators.mapped import refuse_misplaced_request
 
         refuse_misplaced_request(task, config)
     if not (task.is_mapped or hasattr(task, "is_one_training")):

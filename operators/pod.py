@@ -1,6 +1,8 @@
 """A pod on devices, for any executor and for managed Airflow. Kubernetes places it, not `HeteroExecutor`."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -11,7 +13,11 @@ from airflow.sdk import Context, RetryPolicy
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from kubernetes.client import ApiException, V1Capabilities, V1SecurityContext  # type: ignore[import-untyped]
+from kubernetes.client import (  # type: ignore[import-untyped]
+    ApiException,
+    V1Capabilities,
+    V1SecurityContext,
+)
 
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
@@ -29,8 +35,8 @@ from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_sta
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
-from hetero_airflow.operators.pod_failures import named_quota, pod_evidence
 from hetero_airflow.operators.requeue import requeued_by_rules
+from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S
 
@@ -40,6 +46,41 @@ _PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFA
 """Variables that are no secret."""
 _OF_SIDECAR = V1SecurityContext(allow_privilege_escalation=False, capabilities=V1Capabilities(drop=["ALL"]))
 _REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "spot", "priority", "wait_timeout")
+
+
+_LOST_CAUSES = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED})
+
+
+@contextmanager
+def named_quota() -> Iterator[None]:
+    """Within the context, a pod that a quota refuses fails with that cause."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status != 403 or "exceeded quota" not in str(error.body):
+            raise
+        message = str(json.loads(error.body)["message"])
+        failure = AirflowException(f"The cluster's quota refuses the pod: {message}")
+        failure.evidence = Evidence(start_problem=message)  # type: ignore[attr-defined]
+        raise failure from error
+
+
+def pod_evidence(state: PodState) -> Evidence:
+    """What the recovery rules can learn from how a pod ended.
+
+    >>> from hetero_airflow.recovery.classification import classify
+    >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
+    'lost_worker'
+    """
+    if MEANINGS[state.cause].wait_code is not None:
+        return Evidence(start_problem=state.message or state.cause.value)
+    if state.cause is PodCause.PREEMPTED:
+        return Evidence(notice=f"Kubernetes ended its pod for another one: {state.message or 'of higher priority'}")
+    if state.cause is PodCause.OOM_KILLED:
+        return Evidence(exit_code=state.exit_code, oom_kills=1)
+    if state.cause in _LOST_CAUSES:
+        return Evidence(is_gone=True)
+    return Evidence(exit_code=state.exit_code, log=state.message)
 
 
 class DevicePodOperator(KubernetesPodOperator):

@@ -16,14 +16,14 @@ from hetero_airflow.contract.retry_policy import configured_rules
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.gang_rendezvous import RendezvousMember, joined_rendezvous
-from hetero_airflow.operators.rank_failure import (
+from hetero_airflow.operators.rank_group import (
+    RankGroup,
     RanksFailed,
     evidence_of_end,
     failure_of_ranks,
     is_consequence,
     is_fenced_out,
 )
-from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.operators.requeue import has_preemption_notice
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.executors.workloads import ExecuteTask
     from sqlalchemy.orm import Session
 
-    from hetero_airflow.engines.kubernetes.clusters import Clusters
+    from hetero_airflow.engines.kubernetes.engine import Clusters
     from hetero_airflow.engines.local import ReportPipe
 
 

@@ -45,8 +45,7 @@ from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.pending_events import RequestEvent
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.start_claim import StartClaimed
-from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, StartClaimed
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.airflow_database import airflow_engine
-from hetero_airflow.store.sql.grant_key import grant_signer
+from hetero_airflow.store.sql.worker_keys import grant_signer
 
 if TYPE_CHECKING:
     from hetero_airflow.engines.local import ReportPipe

@@ -13,8 +13,7 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
 from hetero_airflow.executor.device_health.spot_host import SpotHost
-from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
-from hetero_airflow.executor.retention import WorkerRetention
+from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch, WorkerRetention
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker

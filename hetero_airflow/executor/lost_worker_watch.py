@@ -1,4 +1,4 @@
-"""Finds the workers without a heartbeat, as soon as the liveness timeout has passed.
+"""Finds the workers without a heartbeat, as soon as the liveness timeout has passed, and later forgets them.
 
 Other schedulers report their own hosts. After an outage of the database none of them could, so such a host is lost only
 if this scheduler has seen the same old heartbeat for a third of the timeout, in which a living one writes a new one.
@@ -6,18 +6,45 @@ if this scheduler has seen the same old heartbeat for a third of the timeout, in
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Protocol
 
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.scheduling.reaper import lost_workers
-from hetero_airflow.store.store import Presence, Store, WorkerLost
+from hetero_airflow.scheduling.reaper import forgettable_workers, lost_workers
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import WorkerForgotten, WorkerLost
 
 _MIN_PERIOD = timedelta(seconds=1)
 """The time between two looks."""
 
+_MIN_LOST = timedelta(minutes=10)
+"""A worker has this long to come back after this scheduler first saw that it was lost, as after an outage."""
 
-class PresenceStore(Store, Presence, Protocol):
-    """A store with the heartbeats of workers."""
+
+class WorkerRetention:
+    """Keeps lost workers for a time. The clock of the database's rows and of the caller may differ by seconds.
+
+    :param forget_after_s: a lost worker that was not seen for this long may be forgotten
+    :param history_s: the last worker of a type, or one with a hold, is kept for this long
+    """
+
+    def __init__(self, store: SqlStore, forget_after_s: float, history_s: float) -> None:
+        self._store = store
+        self._forget_after = timedelta(seconds=forget_after_s)
+        self._history = timedelta(seconds=max(history_s, forget_after_s))
+        self._lost_since: dict[str, datetime] = {}
+        """Worker id → when this scheduler first saw that it was lost."""
+
+    def find_forgettable(self, now: datetime) -> tuple[WorkerForgotten, ...]:
+        """An event for each worker to forget; the caller records them. Reads the heartbeats only if it may find any."""
+        snapshot = self._store.snapshot()
+        lost = (worker.id for worker in snapshot.workers if worker.state is WorkerState.LOST)
+        self._lost_since = {worker_id: self._lost_since.get(worker_id, now) for worker_id in lost}
+        latest = now - min(_MIN_LOST, self._forget_after)
+        due = {worker_id for worker_id, since in self._lost_since.items() if since <= latest}
+        if not due:
+            return ()
+        before, long_before = now - self._forget_after, now - self._history
+        forgotten = forgettable_workers(snapshot, self._store.last_seen(), before, long_before)
+        return tuple(WorkerForgotten(worker_id, before) for worker_id in forgotten if worker_id in due)
 
 
 class LostWorkerWatch:
@@ -26,7 +53,7 @@ class LostWorkerWatch:
     :param local_worker_id: the worker that this scheduler reports itself, or None
     """
 
-    def __init__(self, store: PresenceStore, timeout_s: float, local_worker_id: str | None) -> None:
+    def __init__(self, store: SqlStore, timeout_s: float, local_worker_id: str | None) -> None:
         self._store, self._timeout_s, self._local_worker_id = store, timeout_s, local_worker_id
         self._period = max(timedelta(seconds=timeout_s / 3), _MIN_PERIOD)
         self._next_at: datetime | None = None

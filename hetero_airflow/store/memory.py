@@ -17,7 +17,6 @@ from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, de
 from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
 from hetero_airflow.store.memory_workers import MemoryWorkers
 from hetero_airflow.store.speeds.in_memory import MemorySpeeds
-from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import (
     MAX_RUNS,
     CheckpointSaved,
@@ -31,6 +30,7 @@ from hetero_airflow.store.store import (
     RequestWithdrawn,
     SchedulerDecided,
     ServerAlive,
+    StartClaimed,
     StartDelayed,
     StoreEvent,
     TransitionsNoted,

@@ -1,7 +1,7 @@
 """The ports of the store (`Store`, `History`, `Presence`), and the events that it records."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -13,13 +13,53 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
+from hetero_airflow.model.request import Priority
 from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord, Transition
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.store.start_claim import StartClaimed
 
 SCHEDULER_KEPT = timedelta(hours=1)
 """How long a scheduler that does not decide any more stays known while another one decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The request gets no devices from now on; or gets devices again."""
+
+    request_id: str
+    is_paused: bool = True
+
+    def of(self, pending: PendingRequest) -> PendingRequest:
+        """The request with this change."""
+        return replace(pending, is_paused=self.is_paused)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityChange:
+    """The request has another priority class from now on."""
+
+    request_id: str
+    priority: Priority
+
+    def of(self, pending: PendingRequest) -> PendingRequest:
+        """The request with this change."""
+        return replace(pending, request=pending.request.model_copy(update={"priority": self.priority}))
+
+
+QueueChange = Pause | PriorityChange
+
+
+@dataclass(frozen=True, slots=True)
+class StartClaimed:
+    """A scheduler claims the start of a lease's task, which waits with it. The next snapshot shows who has it.
+
+    Ignored if another scheduler has it, or if the lease is not held with this token. So a task is started once under a
+    lease: two messages with one lease could begin two runs, one after the other.
+    """
+
+    lease_id: str
+    token: int
+    starter: str
 
 
 @dataclass(frozen=True, slots=True)

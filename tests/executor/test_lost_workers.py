@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
-from hetero_airflow.executor.retention import WorkerRetention
+from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch, WorkerRetention
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import ServerAlive, WorkerAlive, WorkerForgotten, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_worker

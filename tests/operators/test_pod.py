@@ -20,7 +20,7 @@ from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DevicePodOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
-from hetero_airflow.operators.pod_failures import pod_evidence
+from hetero_airflow.operators.pod import pod_evidence
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.settings import CHECKPOINT_VARIABLE

@@ -1,7 +1,6 @@
 import pytest
 
-from hetero_airflow.operators.rank_failure import failure_of_ranks
-from hetero_airflow.operators.rank_group import MAX_LINE, MAX_TAIL, _LineBuffer
+from hetero_airflow.operators.rank_group import MAX_LINE, MAX_TAIL, _LineBuffer, failure_of_ranks
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.runtime.rank_process import RankExit

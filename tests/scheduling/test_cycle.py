@@ -32,11 +32,11 @@ from hetero_airflow.scheduling.pending_events import with_pending_events
 from hetero_airflow.scheduling.validation import ValidatedPolicy, plan_faults
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.queue_changes import Pause
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
     CommitResult,
     LeaseMove,
+    Pause,
     RequestSubmitted,
     RequestWithdrawn,
     StoreEvent,

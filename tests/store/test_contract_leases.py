@@ -8,8 +8,7 @@ from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
 from hetero_airflow.model.lease import TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason, ReasonCode
 from hetero_airflow.model.snapshot import DeviceUsage
-from hetero_airflow.store.start_claim import StartClaimed
-from hetero_airflow.store.store import CheckpointSaved, RequestSubmitted, StartDelayed, WorkerSeen
+from hetero_airflow.store.store import CheckpointSaved, RequestSubmitted, StartClaimed, StartDelayed, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
 from tests.store.contract import LATER, MUCH_LATER, grant, prepare, release
 

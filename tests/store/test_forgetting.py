@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, func, select
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.executor.retention import WorkerRetention
+from hetero_airflow.executor.lost_worker_watch import WorkerRetention
 from hetero_airflow.model.devices.health import CountedError, DeviceHealth
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState

@@ -6,7 +6,7 @@ from hetero_airflow.cli.action import action
 from hetero_airflow.cli.requests.named_tasks import change_queue
 from hetero_airflow.model.request import Priority
 from hetero_airflow.model.snapshot import PendingRequest
-from hetero_airflow.store.queue_changes import PriorityChange
+from hetero_airflow.store.store import PriorityChange
 
 
 @action

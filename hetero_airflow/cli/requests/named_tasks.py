@@ -20,7 +20,7 @@ from hetero_airflow.cli.requests.missing_request import latest_run, missing_requ
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.executor.explanation.device_text import task_name
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.store.queue_changes import QueueChange
+from hetero_airflow.store.store import QueueChange
 
 Change = Callable[[PendingRequest], QueueChange]
 

@@ -5,7 +5,7 @@ from argparse import Namespace
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.requests.named_tasks import change_queue
 from hetero_airflow.model.snapshot import PendingRequest
-from hetero_airflow.store.queue_changes import Pause
+from hetero_airflow.store.store import Pause
 
 
 @action

@@ -17,8 +17,8 @@ from hetero_airflow.cli.setup.checks import Finding
 from hetero_airflow.contract.checkpoint_place import checkpoint_options, configured_store, record_installation_key
 from hetero_airflow.contract.execution_api import find_problem
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, SettingsError
-from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.lease_trial import try_lease
+from hetero_airflow.store.sql.worker_keys import grant_signer
 
 _TIMEOUT_S = 3.0
 _FOLDER = "hetero_check"

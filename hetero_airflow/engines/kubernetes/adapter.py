@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness, WorkerChanges
-from hetero_airflow.engines.kubernetes.claims.claim_client import KnownTemplates
-from hetero_airflow.engines.kubernetes.claims.claim_refusals import ClaimRefusals
+from hetero_airflow.engines.kubernetes.claims.claim_client import ClaimRefusals, KnownTemplates
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods

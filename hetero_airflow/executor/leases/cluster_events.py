@@ -10,7 +10,7 @@ from hetero_airflow.model.plan import Reason
 from hetero_airflow.store.store import StartDelayed, Store, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 if TYPE_CHECKING:
-    from hetero_airflow.engines.kubernetes.clusters import Clusters
+    from hetero_airflow.engines.kubernetes.engine import Clusters
 
 STARTING_TIME = timedelta(seconds=5)
 """Every task takes about this time to start. Before that, no reason for waiting is recorded."""

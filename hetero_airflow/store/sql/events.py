@@ -35,13 +35,13 @@ from hetero_airflow.store.sql.presence import (
 )
 from hetero_airflow.store.sql.pruning import forget_workers
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
-from hetero_airflow.store.start_claim import StartClaimed
 from hetero_airflow.store.store import (
     CheckpointSaved,
     RequestSubmitted,
     RequestWithdrawn,
     SchedulerDecided,
     ServerAlive,
+    StartClaimed,
     StartDelayed,
     StoreEvent,
     TransitionsNoted,

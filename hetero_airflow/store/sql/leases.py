@@ -16,8 +16,7 @@ from hetero_airflow.store.lease_rules import check_move, run_end_of
 from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
 from hetero_airflow.store.sql.reads import read_leases
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
-from hetero_airflow.store.start_claim import StartClaimed
-from hetero_airflow.store.store import LeaseMove
+from hetero_airflow.store.store import LeaseMove, StartClaimed
 from hetero_airflow.store.tallies.in_sql import add_tallies
 from hetero_airflow.store.tallies.tally import Occurrence, TallyName, ended_label
 

@@ -11,9 +11,9 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.plan import PAUSED, Reason
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import REASON
-from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.sql.reads import ReadRequest, read_pending
 from hetero_airflow.store.sql.transaction import WriteTransaction
+from hetero_airflow.store.store import QueueChange
 
 _REQUEST, _DECISION, _LEASE = tables.request.c, tables.decision.c, tables.lease.c
 _TASK_COLUMNS = (

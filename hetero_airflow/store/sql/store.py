@@ -16,7 +16,6 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, MeasuredSpeed, ServiceRecord
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.store.queue_changes import QueueChange
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.speeds.in_sql import add_speeds, read_speeds
 from hetero_airflow.store.speeds.records import LeaseSpeed
@@ -41,7 +40,7 @@ from hetero_airflow.store.sql.reads import (
     read_telemetry,
 )
 from hetero_airflow.store.sql.transaction import read_state, read_transaction, write_transaction
-from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
+from hetero_airflow.store.store import CommitResult, LeaseMove, QueueChange, RequestHistory, StoreEvent
 
 
 class SqlStore:

@@ -29,11 +29,18 @@ from hetero_airflow.web.page.bundle import BUNDLE, ICON
 from hetero_airflow.web.page.etags import conditional
 from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.fleet_reader import FleetReader, readings_period
-from hetero_airflow.web.page.fleet_rows import FleetMap, FleetSummary, FleetTable, WorkerFacts
-from hetero_airflow.web.page.fleet_view import fleet_map, fleet_summary, fleet_table, worker_facts
+from hetero_airflow.web.page.fleet_view import (
+    FleetMap,
+    FleetSummary,
+    FleetTable,
+    WorkerFacts,
+    fleet_map,
+    fleet_summary,
+    fleet_table,
+    worker_facts,
+)
 from hetero_airflow.web.page.forecasts import FRESH_S, Forecasts, StartForecast
-from hetero_airflow.web.page.placement_rows import Placement
-from hetero_airflow.web.page.placement_view import MAX_AHEAD, placement
+from hetero_airflow.web.page.placement_view import MAX_AHEAD, Placement, placement
 from hetero_airflow.web.page.queue_view import QueueTable, queue_table
 from hetero_airflow.web.page.timeline_view import Timeline, timeline
 from hetero_airflow.web.page.usage_view import Subject, UsageReader, UsageTable, usage_period, usage_table

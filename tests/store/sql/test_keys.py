@@ -15,9 +15,8 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
-from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.sql.worker_keys import KeyChange, WorkerKeys
+from hetero_airflow.store.sql.worker_keys import KeyChange, WorkerKeys, grant_signer
 from hetero_airflow.store.store import HoldPlaced, RequestSubmitted, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 

@@ -7,7 +7,6 @@ import pytest
 
 from hetero_airflow.model.plan import PAUSED, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.request import Priority
-from hetero_airflow.store.queue_changes import Pause, PriorityChange
 from hetero_airflow.store.sql.queue import (
     LiveLease,
     WaitingRequest,
@@ -17,7 +16,7 @@ from hetero_airflow.store.sql.queue import (
 )
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
+from hetero_airflow.store.store import Pause, PriorityChange, RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.store.contract import ACCOUNT, LATER, MUCH_LATER, grant, prepare, release
 
