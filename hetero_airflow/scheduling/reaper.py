@@ -50,11 +50,11 @@ def lost_workers(
     The time without a heartbeat of an agent counts only while an API server could receive one. A server that is down,
     or has just come back, loses no worker. The timeout has to be longer than two heartbeats.
 
-    The cycle does not call this. The times come from the store's `Presence`, a query that is worth its cost a few
+    The cycle does not call this. The times come from the store, a query that is worth its cost a few
     times a minute, not in every cycle.
 
-    :param agents: ids of the workers that have an agent, as in `Presence.heartbeats`; a scheduler reports the others
-    :param server: as in `Presence.server_heartbeat`
+    :param agents: ids of the workers that have an agent, as in `SqlStore.heartbeats`; a scheduler reports the others
+    :param server: as in `SqlStore.server_heartbeat`
     """
     timeout = timedelta(seconds=worker_timeout_s)
 

@@ -1,7 +1,7 @@
 """The store: workers, requests, leases and decisions. The database itself prevents that a device is leased twice.
 
 ======================= ============================================================================
-``store.py``            the ports `Store`, `History` and `Presence`, and the events
+``store.py``            the port `Store`, and the events
 ``memory.py``           the store in memory, for the simulator and tests; ``memory_workers.py`` is a part of it
 ``sql/``                the store in Airflow's database
 ``tables.py``           the tables; ``migrations/`` creates and changes them

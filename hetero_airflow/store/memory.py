@@ -58,7 +58,7 @@ class _RequestRecord:
 
 
 class MemoryStore(MemoryWorkers, MemorySpeeds):
-    """A `Store` with its `History`, `Presence` and `SpeedStore` in this process's memory.
+    """What `SqlStore` does, in this process's memory.
 
     :param keeps_history: False deletes ended requests, their leases, and all decisions except the newest at once, so
         that a long simulation needs memory only for live requests. An ended lease is then not found.
@@ -189,7 +189,7 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
         return {id_: ServiceRecord.of(self._requests[id_].pending.submitted_at, own) for id_, own in runs.items()}
 
     def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""
+        """Delete requests that ended before this time and what else is old; returns how many requests."""
         old = [i for i, r in self._requests.items() if r.ended_at is not None and r.ended_at < before]
         for request_id in old:
             self._delete(request_id)

@@ -120,7 +120,7 @@ class MemoryWorkers:
         return True
 
     def _prune_workers(self, before: datetime) -> None:
-        """Delete the old holds and error records of unknown workers; see `History.prune`."""
+        """Delete the old holds and error records of unknown workers; see `SqlStore.prune`."""
         for worker_id in self._holds.keys() - self._workers.keys():
             holds = {key: hold for key, hold in self._holds[worker_id].items() if hold.since >= before}
             if holds:

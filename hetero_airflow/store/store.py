@@ -1,6 +1,6 @@
-"""The ports of the store (`Store`, `History`, `Presence`), and the events that it records."""
+"""What a cycle asks of a store (`Store`), and the events that it records."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -9,12 +9,11 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.devices.health import DeviceHealth
-from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
 from hetero_airflow.model.request import Priority
-from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord, Transition
+from hetero_airflow.model.run import RunEnd, Transition
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 
@@ -106,7 +105,7 @@ class WorkerForgotten:
     """A lost worker is deleted with its devices. If it comes back, it is a new worker.
 
     Ignored if the worker is unknown or online, was seen since `before`, or held a lease since then. Its key, its holds
-    and the error records of its devices stay until `History.prune`: they apply again if it comes back.
+    and the error records of its devices stay until `SqlStore.prune`: they apply again if it comes back.
     """
 
     worker_id: str
@@ -307,49 +306,3 @@ class RequestHistory:
 
 MAX_RUNS = 10_000
 """Runs that a history returns at once, and that a store in memory keeps. Reading them from SQLite takes 1 s."""
-
-
-class History(Protocol):
-    """Reads what happened, and deletes what is old."""
-
-    def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
-        """The newest request of a task instance, or None if it never had one."""
-
-    def telemetry(self) -> dict[tuple[str, str], Telemetry]:
-        """(worker id, device id) → last reading."""
-
-    def health(self) -> dict[tuple[str, str], DeviceHealth]:
-        """(worker id, device id) → record of its errors; without devices that have none."""
-
-    def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
-        """The leases that ended after this sequence in a known way, ordered by their ends.
-
-        Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is
-        newer than `since`; the next call's `since` is the sequence of the last run.
-        """
-
-    def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
-        """Request id → what it has had under its leases, for those of the requests that had one which is over."""
-
-    def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time, with their leases and decisions; returns how many requests.
-
-        Waiting requests lose all decisions except the newest. It also deletes the turns of DAGs that have no request
-        any more, and what is kept of unknown workers from before this time: holds, error records, unused keys.
-        """
-
-
-class Presence(Protocol):
-    """The last heartbeats of workers, of their agents, and of the API server that receives these."""
-
-    def last_seen(self) -> dict[str, datetime]:
-        """Worker id → time of its last heartbeat."""
-
-    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
-        """Worker id → last heartbeat of its agent; without workers that have no agent or are lost."""
-
-    def server_heartbeat(self) -> ServerHeartbeat | None:
-        """The last heartbeat of the API server; None if there was none."""
-
-    def last_decisions(self) -> dict[str, datetime]:
-        """Scheduler → the end of its last cycle; see `SchedulerDecided`."""

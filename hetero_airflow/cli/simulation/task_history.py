@@ -17,8 +17,8 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
+from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.store import History
 
 MAX_INSTANCES = 100_000
 """How many task instances a workload has at most; the newest are taken."""
@@ -31,7 +31,7 @@ _PLAIN = DeviceRequest.parse("cpu")
 
 
 def history_workload(
-    engine: Engine, store: History, days: float, now: datetime, device_classes: Collection[str]
+    engine: Engine, store: SqlStore, days: float, now: datetime, device_classes: Collection[str]
 ) -> Workload:
     """The task instances that ended in the last days; each arrives when it was queued.
 

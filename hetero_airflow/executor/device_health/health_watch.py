@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Protocol
 
 from hetero_airflow.clock import Periods
 from hetero_airflow.discovery.health.burn_in import BurnInOutcome, BurnInResult
@@ -23,16 +22,13 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.recovery.failure import Failure, FailureClass
-from hetero_airflow.store.store import History, Store, StoreEvent
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import StoreEvent
 
 log = logging.getLogger(__name__)
 
 _XID = re.compile(r"\bxid (?:\([^)]{1,40}\): )?(\d{1,4})\b(?:[^;]{0,80}? on ([^\s;]+))?", re.IGNORECASE)
 _FORGET_ERRORS_S = 3600.0
-
-
-class HealthStore(Store, History, Protocol):
-    """A store with its history."""
 
 
 class HealthWatch:
@@ -41,7 +37,7 @@ class HealthWatch:
     :param host: the errors and burn-ins of this host's devices
     """
 
-    def __init__(self, store: HealthStore, host: HostHealth) -> None:
+    def __init__(self, store: SqlStore, host: HostHealth) -> None:
         self._store, self.host = store, host
         self._unrecorded: list[StoreEvent] = []
         self._quarantines: dict[tuple[str, str], Hold] = {}

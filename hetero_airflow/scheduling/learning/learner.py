@@ -5,7 +5,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import MAX_DURATION_S, NO_ESTIMATES, Estimates, TaskName, decayed
@@ -21,8 +21,9 @@ from hetero_airflow.scheduling.learning.speed_fit import (
     fit_speeds,
     summarize,
 )
-from hetero_airflow.store.speeds.records import SpeedStore
-from hetero_airflow.store.store import History
+
+if TYPE_CHECKING:
+    from hetero_airflow.store.sql.store import SqlStore
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -40,10 +41,6 @@ MAX_PAIRS = 10_000
 
 MAX_RECENT = 2_000
 """Runs for `Estimates.finished_s`, and requests for `Estimates.mix`."""
-
-
-class RunsAndSpeeds(History, SpeedStore, Protocol):
-    """What a learner reads."""
 
 
 class Learner:
@@ -75,7 +72,7 @@ class Learner:
         self._estimates = NO_ESTIMATES
         self._classes: frozenset[str] = frozenset()
 
-    def refresh(self, history: RunsAndSpeeds, device_classes: frozenset[str]) -> Estimates:
+    def refresh(self, history: "SqlStore", device_classes: frozenset[str]) -> Estimates:
         """The estimates after the runs and speeds since the last call; the same object if nothing changed.
 
         It logs the runs with impossible values.

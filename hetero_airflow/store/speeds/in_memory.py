@@ -9,7 +9,7 @@ from hetero_airflow.store.speeds.records import LeaseSpeed, SpeedRecord, with_re
 
 
 class MemorySpeeds:
-    """A `SpeedStore` in this process's memory."""
+    """What `SqlStore` does for speeds, in this process's memory."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[TaskName, str], tuple[int, datetime, SpeedRecord]] = {}

@@ -4,10 +4,8 @@ A running task reports again and again what it has done since it started. Each r
 before did not have. So a report can be written twice, by another scheduler or after a restart.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
 
 from hetero_airflow.model.run import MeasuredSpeed
 
@@ -58,19 +56,3 @@ def with_report(before: SpeedRecord | None, report: LeaseSpeed, now: datetime) -
     return SpeedRecord(
         replace(combined, ends={lease_id: ends[lease_id] for lease_id in newest if lease_id in ends}), newest
     )
-
-
-class SpeedStore(Protocol):
-    """Keeps the speeds that tasks report.
-
-    :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
-    """
-
-    def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
-        """Add what is new in the reports to what is known of their tasks and device classes."""
-
-    def speeds(self, since: int = 0) -> tuple[int, tuple[MeasuredSpeed, ...]]:
-        """The speeds that changed after `since`, and the sequence for the next call.
-
-        `History.prune` deletes those that were not measured for long.
-        """

@@ -100,7 +100,7 @@ def _delete_workers(transaction: WriteTransaction, worker_ids: Sequence[str]) ->
 
 
 def prune(transaction: WriteTransaction, before: datetime) -> int:
-    """Delete what is older than this; see `History.prune`. Returns the number of deleted requests."""
+    """Delete what is older than this; see `SqlStore.prune`. Returns the number of deleted requests."""
     connection = transaction.connection
     add_sums(transaction, before)
     _prune_decisions(connection)

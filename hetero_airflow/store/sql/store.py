@@ -44,7 +44,7 @@ from hetero_airflow.store.store import CommitResult, LeaseMove, QueueChange, Req
 
 
 class SqlStore:
-    """A `Store` with its `History`, `Presence` and `SpeedStore` in a SQL database.
+    """A `Store` in a SQL database, with its history, the heartbeats of workers, and the speeds that tasks report.
 
     Several processes and threads may use one.
 
@@ -134,7 +134,11 @@ class SqlStore:
             return read_health(connection)
 
     def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
-        """The leases that ended after this sequence in a known way, ordered by their ends."""
+        """The leases that ended after this sequence in a known way, ordered by their ends.
+
+        Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is
+        newer than `since`; the next call's `since` is the sequence of the last run.
+        """
         with read_transaction(self._engine) as connection:
             return read_runs(connection, since, self._read_request)
 
@@ -157,7 +161,12 @@ class SqlStore:
             return read_speeds(connection, since)
 
     def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""
+        """Delete requests that ended before this time, with their leases and decisions; returns how many requests.
+
+        Waiting requests lose all decisions except the newest. It also deletes the turns of DAGs that have no request
+        any more, speeds that were not measured for so long, and what is kept of unknown workers from before this
+        time: holds, error records, unused keys.
+        """
         with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             return prune(transaction, before)
 
