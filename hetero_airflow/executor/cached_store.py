@@ -1,20 +1,17 @@
 """The store as a scheduler uses it: it reads the tables once in a heartbeat, and after each of its own writes."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
+from hetero_airflow.store.sql.transaction import WriteTransaction
+from hetero_airflow.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -38,36 +35,9 @@ class CachedSnapshotStore(SqlStore):
             self._cached = super().snapshot()
         return self._cached
 
-    def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
-        """Record events, in order; does nothing for none."""
-        if events:
-            self.invalidate()
-            super().record(events, now)
-
-    def commit(
-        self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
-    ) -> CommitResult:
-        """Grant the placements of a plan; see the port."""
+    def _write(self) -> AbstractContextManager[WriteTransaction]:
         self.invalidate()
-        return super().commit(plan, now, expires_at, events)
-
-    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases; see the port."""
-        if holds:
-            self.invalidate()
-        return super().renew(holds, expires_at)
-
-    def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
-        """Keep reported speeds; does nothing for none."""
-        if reports:
-            self.invalidate()
-        super().add_speeds(reports, now)
-
-    def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
-        """Change the states of leases; see the port."""
-        if moves:
-            self.invalidate()
-        return super().move(moves, now)
+        return super()._write()
 
 
 class ToleratedOutages:

@@ -71,7 +71,7 @@ def beside_a_writer(postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
     def commit(plan: Plan, rival: Callable[[], CommitResult]) -> list[CommitResult]:
         monkeypatch.setattr(transaction, "_LIMIT_AND_TAKE_LOCK", transaction._READ_STATE)
         made = []
-        with transaction.write_transaction(postgres_engine, 10) as writer:
+        with transaction.write_transaction(postgres_engine) as writer:
             made.append(PlanCommit(writer, EPOCH, EPOCH + timedelta(minutes=1), {}).commit(plan))
             thread = threading.Thread(target=lambda: made.append(rival()))
             thread.start()

@@ -20,8 +20,6 @@ from hetero_airflow.store.sql.transaction import write_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.units import MILLI_PER_DEVICE
 
-_LOCK_TIMEOUT_S = 10.0
-
 
 class _Undone(Exception):
     """Rolls the transaction back."""
@@ -37,7 +35,7 @@ def try_lease(engine: Engine, now: datetime) -> None:
     request = PendingRequest(name, DeviceRequest.parse("gpu"), now, dag_id=name, run_id=name, task_id=name)
     claim = Claim(device_id=name, share_milli=MILLI_PER_DEVICE)
     plan = Plan((Place(name, name, 0, (claim,), Account("trial", "a trial of the database")),))
-    with suppress(_Undone), write_transaction(engine, _LOCK_TIMEOUT_S) as transaction:
+    with suppress(_Undone), write_transaction(engine) as transaction:
         worker = Worker(id=name, host=name, devices=(device,))
         record_events(transaction, [WorkerSeen(worker), RequestSubmitted(request)], now)
         commit = PlanCommit(transaction, now, now + timedelta(minutes=1), WaitDigests().of(plan)).commit(plan)

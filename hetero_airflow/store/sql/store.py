@@ -1,6 +1,7 @@
 """`SqlStore`, the store in Airflow's metadata database: SQLite or PostgreSQL."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -39,7 +40,7 @@ from hetero_airflow.store.sql.reads import (
     read_service,
     read_telemetry,
 )
-from hetero_airflow.store.sql.transaction import read_state, read_transaction, write_transaction
+from hetero_airflow.store.sql.transaction import WriteTransaction, read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, QueueChange, RequestHistory, StoreEvent
 
 
@@ -52,22 +53,23 @@ class SqlStore:
     open transaction that has written, since a file has one writer.
 
     :param engine: of a database that `airflow db migrate` has prepared; in Airflow, `airflow.settings.engine`
-    :param lock_timeout_s: how long to wait for another writer; on SQLite the engine's busy timeout counts instead
     """
 
-    def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock_timeout_s = lock_timeout_s
         self._read_request = lru_cache(maxsize=4096)(DeviceRequest.model_validate_json)
         self._digests = WaitDigests()
         self._builder: SnapshotBuilder | None = None
         self._sequence = 0
         self._lock = Lock()
 
+    def _write(self) -> AbstractContextManager[WriteTransaction]:
+        return write_transaction(self._engine)
+
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Record the events in order."""
         if events:
-            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+            with self._write() as transaction:
                 record_events(transaction, events, now)
 
     def snapshot(self) -> Snapshot:
@@ -95,7 +97,7 @@ class SqlStore:
                 return CommitResult()
 
         def write(*, can_grant: bool) -> CommitResult:
-            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+            with self._write() as transaction:
                 record_events(transaction, events, now)
                 return PlanCommit(transaction, now, expires_at, digests, can_grant=can_grant).commit(plan)
 
@@ -108,14 +110,14 @@ class SqlStore:
         """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
         if not holds:
             return frozenset()
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with self._write() as transaction:
             return renew_leases(transaction, holds, expires_at)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; returns the result of each move, in order; see the port."""
         if not moves:
             return ()
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with self._write() as transaction:
             return move_leases(transaction, moves, now)
 
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
@@ -152,7 +154,7 @@ class SqlStore:
     def add_speeds(self, reports: Sequence[LeaseSpeed], now: datetime) -> None:
         """Keep what tasks reported of their speeds. A report counts once, however often it is written."""
         if reports:
-            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+            with self._write() as transaction:
                 add_speeds(transaction, reports, now)
 
     def speeds(self, since: int = 0) -> tuple[int, tuple[MeasuredSpeed, ...]]:
@@ -167,7 +169,7 @@ class SqlStore:
         any more, speeds that were not measured for so long, and what is kept of unknown workers from before this
         time: holds, error records, unused keys.
         """
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with self._write() as transaction:
             return prune(transaction, before)
 
     def forget(self, worker_id: str, before: datetime) -> bool:
@@ -176,12 +178,12 @@ class SqlStore:
         :param before: the worker must not have been seen since then, and must have held no lease since then
         :raises StoreError: there is no such worker, or it is still in use
         """
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with self._write() as transaction:
             return forget_by_name(transaction, worker_id, before)
 
     def change_queue(self, changes: Sequence[QueueChange]) -> None:
         """Change requests that wait, in order. Those that do not wait stay as they are."""
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with self._write() as transaction:
             change_queue(transaction, changes, self._read_request)
 
     def last_seen(self) -> dict[str, datetime]:

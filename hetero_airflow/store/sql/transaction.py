@@ -8,7 +8,7 @@ SQLite has one writer per file anyway. There the first statement has to be a wri
 the write lock at once, and waits as long as the connection's busy timeout (5 s by default). A transaction that reads
 first and writes later can fail without waiting ("database is locked"), since what it has read may be out of date.
 
-A writer that hangs must not stop the others forever. On PostgreSQL, the wait for the row ends after `lock_timeout_s`
+A writer that hangs must not stop the others forever. On PostgreSQL, the wait for the row ends after `LOCK_TIMEOUT_S`
 (the wait for the whole table, which a migration may lock, does not). The server ends the session of a writer that is
 idle for three times as long, which releases the lock.
 """
@@ -30,6 +30,9 @@ from hetero_airflow.store.sql.json_rows import ROWS, insert_rows, read_by_rows, 
 from hetero_airflow.validation import first_problem
 
 T = TypeVar("T")
+
+LOCK_TIMEOUT_S = 10.0
+"""How long to wait for another writer; on SQLite the engine's busy timeout counts instead."""
 
 _STATE = (tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
 _READ_STATE = select(*_STATE)
@@ -94,14 +97,14 @@ class WriteTransaction:
 
 
 @contextmanager
-def write_transaction(engine: Engine, lock_timeout_s: float) -> Iterator[WriteTransaction]:
+def write_transaction(engine: Engine) -> Iterator[WriteTransaction]:
     """Holds the writers' lock until the transaction is committed, or rolled back by an exception.
 
     :raises StoreUnavailable: the database is down, locked for too long, or not migrated
     """
     with _translated(engine), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
-            milliseconds = round(1000 * lock_timeout_s)
+            milliseconds = round(1000 * LOCK_TIMEOUT_S)
             limits = {"lock_ms": str(milliseconds), "idle_ms": str(3 * milliseconds)}
             state = connection.execute(_LIMIT_AND_TAKE_LOCK, limits).one_or_none()
         else:

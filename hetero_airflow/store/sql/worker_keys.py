@@ -20,14 +20,14 @@ from hetero_airflow.store.store import WorkerLost
 _KEY = tables.worker_key.c
 
 
-def grant_signer(engine: Engine, *, lock_timeout_s: float = 10.0) -> GrantSigner:
+def grant_signer(engine: Engine) -> GrantSigner:
     """The signer with the key in the database. The first scheduler that starts makes the key.
 
     :raises StoreUnavailable: the database is down, locked, or not migrated
     :raises StoreError: what it has there is no key
     """
     column = tables.state.c.grant_key
-    with write_transaction(engine, lock_timeout_s) as transaction:
+    with write_transaction(engine) as transaction:
         digits = transaction.connection.execute(select(column)).scalar()
         if digits is None:
             digits = Ed25519PrivateKey.generate().private_bytes_raw().hex()
@@ -58,16 +58,15 @@ class WorkerKeys:
     :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
     """
 
-    def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lock_timeout_s = lock_timeout_s
 
     def open_enrolment(self, worker_id: str, secret_hash: str, until: datetime, now: datetime) -> None:
         """Let the holder of the secret enrol a key for the worker, once, until this time.
 
         :raises IdentityError: the worker has a key, or is the host of a scheduler
         """
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine) as transaction:
             row = _read_key(transaction.connection, worker_id)
             if row is not None and row.public_key is not None and row.revoked_at is None:
                 raise IdentityError(
@@ -101,7 +100,7 @@ class WorkerKeys:
             self._engine
         ) as connection:  # a client that guesses secrets must not take the writers' lock
             _check_secret(_read_key(connection, worker_id), worker_id, secret_hash, public_key, now)
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine) as transaction:
             row = _read_key(transaction.connection, worker_id)
             _check_secret(row, worker_id, secret_hash, public_key, now)
             if row is not None and row.public_key is None:
@@ -112,7 +111,7 @@ class WorkerKeys:
 
         :raises IdentityError: the worker was never enrolled, or is revoked already
         """
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine) as transaction:
             row = _read_key(transaction.connection, worker_id)
             if row is None or row.revoked_at is not None:
                 found = "no enrolled worker of this name" if row is None else "that it is revoked already"
@@ -134,7 +133,7 @@ class WorkerKeys:
 
     def take(self, messages: Sequence[AgentMessage], now: datetime) -> list[AgentReply]:
         """Record the messages of agents; returns the reply to each, in order."""
-        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine) as transaction:
             return record_messages(transaction, messages, now)
 
 

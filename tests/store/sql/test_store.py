@@ -311,14 +311,15 @@ def test_a_password_in_the_drivers_own_text_is_hidden(url):
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_writer_that_holds_the_lock_too_long_is_reported(engine):
+def test_a_writer_that_holds_the_lock_too_long_is_reported(engine, monkeypatch):
     prepared(engine)
     if engine.dialect.name == "sqlite":
         waiting = create_engine(engine.url, connect_args={"timeout": 0.1})
     else:
         waiting = create_engine(engine.url)
-    store = SqlStore(waiting, lock_timeout_s=0.1)
-    with sql_transaction.write_transaction(engine, 10):
+    store = SqlStore(waiting)
+    monkeypatch.setattr(sql_transaction, "LOCK_TIMEOUT_S", 0.1)
+    with sql_transaction.write_transaction(engine):
         assert len(store.snapshot().workers) == 1, "readers do not wait"
         with pytest.raises(StoreUnavailable, match=r"The writers' lock .*Another process holds it for too long"):
             CALLS["renew"](store)
@@ -327,11 +328,13 @@ def test_a_writer_that_holds_the_lock_too_long_is_reported(engine):
 
 
 @pytest.mark.postgres
-def test_a_writer_that_hangs_loses_the_lock(postgres_engine, empty):
+def test_a_writer_that_hangs_loses_the_lock(postgres_engine, empty, monkeypatch):
     empty(postgres_engine)
     store = prepared(postgres_engine)
     hanging = ExitStack()
-    hanging.enter_context(sql_transaction.write_transaction(postgres_engine, 0.1)).is_visible = True
+    with monkeypatch.context() as impatient:
+        impatient.setattr(sql_transaction, "LOCK_TIMEOUT_S", 0.1)
+        hanging.enter_context(sql_transaction.write_transaction(postgres_engine)).is_visible = True
     store.record([RequestSubmitted(a_pending("r1"))], EPOCH)  # would wait 10 s for the lock, and has it after 0.3 s
     with pytest.raises(StoreUnavailable):
         hanging.close()
