@@ -6,9 +6,6 @@ the rows that changed since the snapshot before. JSON is stored as text, which p
 
 import sqlalchemy as sa
 
-from hetero_airflow.store.speeds.table import make_speed_table
-from hetero_airflow.store.tallies.table import make_tally_table
-from hetero_airflow.store.usage.tables import make_device_day_table, make_presence_table, make_task_day_table
 from hetero_airflow.store.utc_time import UtcDateTime
 
 VERSION_TABLE = "hetero_alembic_version"
@@ -28,6 +25,9 @@ ID = sa.String(320)
 NAME = sa.String(250)
 WORD = sa.String(16)
 PHYSICAL_ID = sa.String(512)
+DEVICE_CLASS = sa.String(512)
+KIND = sa.String(128)
+_TIME = "In millionths of a second times thousandths of a device"
 
 state = sa.Table(
     "hetero_state",
@@ -62,7 +62,7 @@ device = sa.Table(
     sa.Column("id", ID),
     sa.Column("position", sa.Integer, nullable=False, comment="In the worker's inventory"),
     sa.Column("inventory", sa.Text, nullable=False, comment="The device, JSON"),
-    sa.Column("kind", sa.String(128), nullable=False),
+    sa.Column("kind", KIND, nullable=False),
     sa.Column("leasable", sa.Boolean, nullable=False),
     sa.Column("is_vanished", sa.Boolean, nullable=False, comment="Goes when its last lease ends"),
     sa.Column("offered_milli", sa.Integer, nullable=False),
@@ -277,11 +277,84 @@ sa.Index(
     postgresql_where=lease_device.c.is_held,
 )
 
-speed = make_speed_table(metadata)
-tally = make_tally_table(metadata)
-device_presence = make_presence_table(metadata)
-device_day = make_device_day_table(metadata)
-task_day = make_task_day_table(metadata)
+speed = sa.Table(
+    "hetero_speed",
+    metadata,
+    sa.Column("dag_id", NAME),
+    sa.Column("task_id", NAME),
+    sa.Column("device_class", DEVICE_CLASS),
+    sa.Column("record", sa.Text, nullable=False, comment="The measured speed, and which leases it counts, JSON"),
+    sa.Column("measured_at", UtcDateTime, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("dag_id", "task_id", "device_class"),
+    sa.Index(None, "changed"),
+    comment="Steps per second that tasks reported; outlives their leases",
+)
+
+tally = sa.Table(
+    "hetero_tally",
+    metadata,
+    sa.Column("name", WORD),
+    sa.Column("label", sa.String(400)),
+    sa.Column("bucket", WORD, comment="Upper bound in seconds; empty if no time is measured"),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("total_ms", sa.BigInteger, nullable=False, comment="Sum of the measured times"),
+    sa.PrimaryKeyConstraint("name", "label", "bucket"),
+    comment="How often things happened; outlives their rows",
+)
+
+device_presence = sa.Table(
+    "hetero_device_presence",
+    metadata,
+    sa.Column("worker_id", ID),
+    sa.Column("device_id", ID),
+    sa.Column("since", UtcDateTime),
+    sa.Column("until", UtcDateTime, comment="NULL while it goes on"),
+    sa.Column("device_class", DEVICE_CLASS, nullable=False),
+    sa.Column("kind", KIND, nullable=False),
+    sa.Column("capacity_milli", sa.Integer, nullable=False),
+    sa.Column("is_on_hold", sa.Boolean, nullable=False, comment="It gets no new task: a hold, or a problem"),
+    sa.PrimaryKeyConstraint("worker_id", "device_id", "since"),
+    sa.Index(None, "until"),
+    comment="When online workers reported which devices; outlives the workers",
+)
+sa.Index(
+    "hetero_device_presence_open_idx",
+    device_presence.c.worker_id,
+    device_presence.c.device_id,
+    unique=True,
+    sqlite_where=device_presence.c.until.is_(None),
+    postgresql_where=device_presence.c.until.is_(None),
+)
+
+device_day = sa.Table(
+    "hetero_device_day",
+    metadata,
+    sa.Column("day", sa.Date),
+    sa.Column("worker_id", ID),
+    sa.Column("device_id", ID),
+    sa.Column("device_class", DEVICE_CLASS),
+    sa.Column("kind", KIND, nullable=False),
+    sa.Column("existed", sa.BigInteger, nullable=False, comment=_TIME),
+    sa.Column("held", sa.BigInteger, nullable=False, comment=_TIME),
+    sa.Column("on_hold", sa.BigInteger, nullable=False, comment=_TIME),
+    sa.PrimaryKeyConstraint("day", "worker_id", "device_id", "device_class"),
+    comment="What each device did on a day (UTC); outlives the leases",
+)
+
+task_day = sa.Table(
+    "hetero_task_day",
+    metadata,
+    sa.Column("day", sa.Date),
+    sa.Column("dag_id", NAME),
+    sa.Column("task_id", NAME),
+    sa.Column("device_class", DEVICE_CLASS),
+    sa.Column("kind", KIND, nullable=False),
+    sa.Column("held", sa.BigInteger, nullable=False, comment=_TIME),
+    sa.Column("leases", sa.BigInteger, nullable=False, comment="Leases that began on this day"),
+    sa.PrimaryKeyConstraint("day", "dag_id", "task_id", "device_class"),
+    comment="What the tries of each task held on a day (UTC); outlives the leases",
+)
 
 decision = sa.Table(
     "hetero_decision",

@@ -1,1 +1,1 @@
-"""The speeds that tasks report: the port, how reports add up, and the stores in memory and in Airflow's database."""
+"""The speeds that tasks report: how reports add up, and the stores in memory and in Airflow's database."""
