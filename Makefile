@@ -62,8 +62,8 @@ system: $(VENV)/.installed  ## the tests that boot Airflows, browsers and worker
 test-busy: $(VENV)/.installed  ## `make test` with a busy process on each core
 	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
 
-chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
-	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
+chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" ENGINE=local|celery|edge BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
+	@CHAOS_SEEDS='$(SEEDS)' CHAOS_ENGINE='$(ENGINE)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
 	  CHAOS_SCHEDULERS='$(SCHEDULERS)' CHAOS_STEPS='$(STEPS)' CHAOS_REPLAY='$(REPLAY)' \
 	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -s tests/chaos
 

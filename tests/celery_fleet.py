@@ -54,12 +54,12 @@ class CeleryFleet(Fleet):
 
 @contextlib.contextmanager
 def running_fleet(
-    home: Path, dags: Path, database: str, workers: Mapping[str, str], settings: Mapping[str, str]
+    home: Path, dags: Path, database: str, workers: Mapping[str, str], settings: Mapping[str, str], schedulers: int = 1
 ) -> Iterator[CeleryFleet]:
     """An Airflow over Celery with workers of these names and simulated devices."""
     with running_redis(home) as redis:
         all_settings = {**celery_settings(redis, database), **own_lease_folder(home), **settings}
-        with LocalAirflow(home, dags, settings=all_settings, database=database) as airflow:
+        with LocalAirflow(home, dags, settings=all_settings, database=database, schedulers=schedulers) as airflow:
             fleet = CeleryFleet(airflow, redis)
             fleet.add_all(workers)
             yield fleet

@@ -36,7 +36,7 @@ class EdgeFleet(Fleet):
 
 @contextlib.contextmanager
 def running_edge_fleet(
-    home: Path, dags: Path, database: str, workers: Mapping[str, str], settings: Mapping[str, str]
+    home: Path, dags: Path, database: str, workers: Mapping[str, str], settings: Mapping[str, str], schedulers: int = 1
 ) -> Iterator[EdgeFleet]:
     """An Airflow over edge workers of these names, with simulated devices."""
     all_settings = {
@@ -49,7 +49,7 @@ def running_edge_fleet(
         **own_lease_folder(home),
         **settings,
     }
-    with LocalAirflow(home, dags, settings=all_settings, database=database) as airflow:
+    with LocalAirflow(home, dags, settings=all_settings, database=database, schedulers=schedulers) as airflow:
         airflow.environment["AIRFLOW__EDGE__API_URL"] = f"{airflow.url}/edge_worker/v1/rpcapi"
         fleet = EdgeFleet(airflow)
         fleet.add_all(workers)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
@@ -82,6 +83,12 @@ class PostgresServer:
     def kill(self) -> None:
         """``kill -9`` of its main process and nothing else; the others see that and end."""
         self._end(signal.SIGKILL)
+
+    def processes(self) -> list[psutil.Process]:
+        """The main process, and those of the sessions."""
+        assert self._process is not None
+        main = psutil.Process(self._process.pid)
+        return [main, *main.children(recursive=True)]
 
     def _end(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -31,6 +31,8 @@ class Fleet(ABC):
 
     def __init__(self, airflow: LocalAirflow) -> None:
         self.airflow = airflow
+        self.names: list[str] = []
+        """Of the workers with an agent."""
 
     @abstractmethod
     def launch_worker(self, name: str, *queues: str) -> None:
@@ -64,6 +66,7 @@ class Fleet(ABC):
 
         :param queues: what the worker listens to beside its own queue
         """
+        self.names.append(name)
         self.launch_worker(name, *queues)
         agent = ["hetero", "worker", "--url", self.airflow.url, "--name", name, "--engine", self.engine]
         secret = {ENROLMENT_VARIABLE: self.enroll(name), "HETERO_AIRFLOW_SIMULATED_DEVICES": simulated}

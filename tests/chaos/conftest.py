@@ -22,6 +22,7 @@ from tests.postgres_server import running_postgres
 from tests.system.fleet_runs import with_example
 
 HERE = Path(__file__).parent
+ENGINE = os.environ.get("CHAOS_ENGINE") or "local"
 BACKEND = os.environ.get("CHAOS_BACKEND") or "postgres"
 SEEDS = [int(seed) for seed in (os.environ.get("CHAOS_SEEDS") or "0").split()]
 REPLAY = os.environ.get("CHAOS_REPLAY")

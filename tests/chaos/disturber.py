@@ -17,6 +17,7 @@ from local_airflow import LocalAirflow
 from tests.chaos.dag_modules import dag_module
 from tests.chaos.sequence import Sequence, Step
 from tests.chaos.verdict import ENDS, TaskId
+from tests.worker_fleet import Fleet
 
 DAG_ID = "sequence"
 PATIENCE_S = 120.0
@@ -32,15 +33,17 @@ class Skipped(Exception):
 class Disturber:
     """Does what a sequence says to one DAG run, and keeps a record of it.
 
+    :param fleet: the workers of the engine; None if it is `local`
     :param folder: the witness's
     """
 
-    def __init__(self, airflow: LocalAirflow, postgres: Any, folder: Path, run_id: str) -> None:
+    def __init__(self, airflow: LocalAirflow, postgres: Any, fleet: Fleet | None, folder: Path, run_id: str) -> None:
         self.cleared: Counter[TaskId] = Counter()
         self.marked: set[TaskId] = set()
         self.record: list[dict[str, Any]] = []
         self._airflow = airflow
         self._postgres = postgres
+        self._fleet = fleet
         self._witness = dag_module("chaos_witness")
         self._journal = self._witness.Witness(folder)
         self._record_file = folder / "faults.jsonl"
@@ -81,6 +84,10 @@ class Disturber:
             "freeze_task": self._freeze_processes,
             "freeze_supervisor": self._freeze_processes,
             "freeze_worker": self._freeze_processes,
+            "freeze_executor": self._freeze_executor,
+            "freeze_database": self._freeze_database,
+            "kill_host": self._restart_host,
+            "freeze_host": self._freeze_host,
             "api_server_away": self._restart_component,
             "rename_host": self._restart_component,
             "leave_daemon": lambda step: "a task of the plan",
@@ -92,13 +99,13 @@ class Disturber:
         return special.get(kind, default)
 
     def _kill_process(self, step: Step) -> Any:
-        line, process = self._user(step.pick)
+        line, process = self._user(step.pick, needs_device=step.kind == "kill_task")
         struck = process if step.kind == "kill_task" else _parent(process)
         struck.kill()
         return {"task": line["task"], "pid": struck.pid}
 
     def _freeze_processes(self, step: Step) -> Any:
-        line, process = self._user(step.pick)
+        line, process = self._user(step.pick, needs_device=False)
         targets = {
             "freeze_task": [process],
             "freeze_supervisor": [_parent(process)],
@@ -114,10 +121,44 @@ class Disturber:
             self._freeze([psutil.Process(self._airflow.pid(name))], step.for_s)
         return {"component": name, "for_s": step.for_s}
 
+    def _freeze_executor(self, step: Step) -> Any:
+        """All processes in which LocalExecutor of a scheduler runs its tasks, also those that have none."""
+        name = _pick(self._airflow.schedulers, step.pick, "no scheduler")
+        children = psutil.Process(self._airflow.pid(name)).children()
+        workers = [child for child in children if "LocalExecutor" in " ".join(child.cmdline())]
+        if not workers:
+            raise Skipped("it has no processes")
+        with self._alone(*(worker.pid for worker in workers)):
+            self._freeze(workers, step.for_s)
+        return {"scheduler": name, "pids": [worker.pid for worker in workers], "for_s": step.for_s}
+
+    def _freeze_database(self, step: Step) -> Any:
+        with self._alone("database"):
+            self._freeze(self._postgres.processes(), step.for_s)
+        return {"for_s": step.for_s}
+
+    def _freeze_host(self, step: Step) -> Any:
+        name = _pick(self._workers(), step.pick, "no worker")
+        with self._alone(name):
+            self._freeze(self._fleet.processes(name), step.for_s)
+        return {"worker": name, "for_s": step.for_s}
+
+    def _restart_host(self, step: Step) -> Any:
+        name = _pick(self._workers(), step.pick, "no worker")
+        with self._alone(name):
+            self._fleet.kill_worker(name)
+            time.sleep(step.for_s)
+            self._fleet.restart_worker(name)
+        return {"worker": name, "for_s": step.for_s}
+
+    def _workers(self) -> list[str]:
+        return [] if self._fleet is None else self._fleet.names
+
     def _freeze(self, processes: list[psutil.Process], for_s: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
         for process in processes:
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
         try:
             time.sleep(for_s)
         finally:
@@ -179,22 +220,26 @@ class Disturber:
                     raise Skipped(f"the API does not answer: {str(error)[:200]}") from error
                 time.sleep(1)
 
-    def _user(self, pick: float) -> tuple[Any, psutil.Process]:
-        """A task that uses devices, and its process; waits for one."""
+    def _user(self, pick: float, *, needs_device: bool) -> tuple[Any, psutil.Process]:
+        """A task that runs, and its process; waits for one.
+
+        :param needs_device: a task without a device that loses its own process is left to Airflow's retries
+        """
         end = time.monotonic() + USER_S
-        while not (users := self._users()) and time.monotonic() < end:
+        while not (users := self._users(needs_device=needs_device)) and time.monotonic() < end:
             time.sleep(0.2)
-        line = _pick(users, pick, "no task uses a device")
+        line = _pick(users, pick, "no such task runs")
         return line, psutil.Process(line["pid"])
 
-    def _users(self) -> list[Any]:
-        """The journal's lines of the processes that use devices now."""
+    def _users(self, *, needs_device: bool) -> list[Any]:
+        """The journal's lines of the processes that run now."""
         lines = self._journal.lines()
         over = {(line["pid"], line["ticks"], line["lease"]) for line in lines if line["event"] == "end"}
         return [
             line
             for line in lines
             if line["event"] == "start"
+            and (line["devices"] or not needs_device)
             and (line["pid"], line["ticks"], line["lease"]) not in over
             and self._witness.state_of(line) not in ("gone", "Z")
         ]

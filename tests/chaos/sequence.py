@@ -24,6 +24,10 @@ WEIGHTS: dict[str, int] = {
     "freeze_api_server": 1,
     "freeze_triggerer": 1,
     "freeze_dag_processor": 1,
+    "freeze_executor": 1,
+    "freeze_database": 1,
+    "kill_host": 2,
+    "freeze_host": 2,
     "api_server_away": 2,
     "restart_database": 1,
     "kill_database": 1,
@@ -35,7 +39,11 @@ WEIGHTS: dict[str, int] = {
 }
 """Kind of fault → how often it comes, relative to the others."""
 
-POSTGRES_ONLY = {"restart_database", "kill_database"}
+POSTGRES_ONLY = {"restart_database", "kill_database", "freeze_database"}
+LOCAL_ONLY = {"rename_host", "freeze_executor"}
+"""Other engines run no tasks on the hosts of schedulers."""
+FLEET_ONLY = {"kill_host", "freeze_host"}
+"""The engine `local` has no other hosts."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Sequence:
     """The faults of one run, and what its tasks do."""
 
     seed: int
+    engine: str
     backend: str
     schedulers: int
     steps: tuple[Step, ...]
@@ -66,7 +75,7 @@ class Sequence:
     @property
     def name(self) -> str:
         """A name for files."""
-        return f"{self.backend}-{self.schedulers}-{self.seed}"
+        return f"{self.engine}-{self.backend}-{self.schedulers}-{self.seed}"
 
     def to_json(self) -> str:
         """A text that `read_sequence` reads; one line a step, so that a person can leave some out."""
@@ -82,15 +91,15 @@ def read_sequence(text: str) -> Sequence:
 
 
 def random_sequence(
-    seed: int, backend: str, schedulers: int, tasks: Mapping[str, int], kinds: Collection[str] = ()
+    seed: int, engine: str, backend: str, schedulers: int, tasks: Mapping[str, int], kinds: Collection[str] = ()
 ) -> Sequence:
     """The sequence of a seed.
 
     :param tasks: task id → number of mapped tasks
-    :param kinds: the kinds of faults; empty: all that the database and the number of schedulers allow
+    :param kinds: the kinds of faults; empty: all that the engine and the database allow
     """
     rng = random.Random(f"{seed} {schedulers}")
-    allowed = [kind for kind in WEIGHTS if (not kinds or kind in kinds) and _is_possible(kind, backend)]
+    allowed = [kind for kind in WEIGHTS if (not kinds or kind in kinds) and _is_possible(kind, engine, backend)]
     plan = {
         id_: [{"nap_s": round(rng.uniform(5, 30), 1), "daemon_s": 0.0} for _ in range(count)]
         for id_, count in tasks.items()
@@ -101,11 +110,12 @@ def random_sequence(
             task = rng.choice(plan[rng.choice(list(plan))])
             task["daemon_s"] = round(rng.uniform(10, 40), 1)
         steps.append(Step(round(rng.uniform(0, WINDOW_S), 1), kind, round(rng.random(), 3), _duration_s(kind, rng)))
-    return Sequence(seed, backend, schedulers, tuple(sorted(steps, key=lambda step: step.at_s)), plan)
+    return Sequence(seed, engine, backend, schedulers, tuple(sorted(steps, key=lambda step: step.at_s)), plan)
 
 
-def _is_possible(kind: str, backend: str) -> bool:
-    return backend == "postgres" or kind not in POSTGRES_ONLY
+def _is_possible(kind: str, engine: str, backend: str) -> bool:
+    excluded = FLEET_ONLY if engine == "local" else LOCAL_ONLY
+    return kind not in excluded and (backend == "postgres" or kind not in POSTGRES_ONLY)
 
 
 def _duration_s(kind: str, rng: random.Random) -> float:

@@ -5,15 +5,28 @@ from collections import Counter
 
 import pytest
 
-from tests.chaos.sequence import FAULTS, POSTGRES_ONLY, WEIGHTS, WINDOW_S, random_sequence, read_sequence
+from tests.chaos.sequence import (
+    FAULTS,
+    FLEET_ONLY,
+    LOCAL_ONLY,
+    POSTGRES_ONLY,
+    WEIGHTS,
+    WINDOW_S,
+    random_sequence,
+    read_sequence,
+)
 from tests.chaos.table import SequenceRow, Table, done_sequences
 from tests.chaos.verdict import done_again, longest_wait_s, lost, retries_spent, unended
 
 TASKS = {"whole": 3, "half": 2}
 
 
-def a_sequence(seed=0, backend="postgres", schedulers=3, kinds=()):
-    return random_sequence(seed, backend, schedulers, TASKS, kinds)
+def a_sequence(seed=0, backend="postgres", schedulers=3, kinds=(), engine="local"):
+    return random_sequence(seed, engine, backend, schedulers, TASKS, kinds)
+
+
+def kinds_of(engine, backend):
+    return {step.kind for seed in range(20) for step in a_sequence(seed, backend, engine=engine).steps}
 
 
 def a_task(index=0, state="success", try_number=1):
@@ -40,13 +53,13 @@ def test_a_sequence_has_its_faults_in_order_and_a_plan_for_each_task(seed):
     assert {id_: len(plan) for id_, plan in sequence.plan.items()} == TASKS
 
 
-def test_twenty_sequences_have_every_kind_of_fault():
-    assert {step.kind for seed in range(20) for step in a_sequence(seed).steps} == set(WEIGHTS)
+@pytest.mark.parametrize(("engine", "excluded"), [("local", FLEET_ONLY), ("celery", LOCAL_ONLY), ("edge", LOCAL_ONLY)])
+def test_twenty_sequences_have_every_kind_of_fault_that_the_engine_allows(engine, excluded):
+    assert kinds_of(engine, "postgres") == set(WEIGHTS) - excluded
 
 
 def test_sqlite_is_no_process_that_could_be_killed():
-    kinds = {step.kind for seed in range(20) for step in a_sequence(seed, "sqlite", 1).steps}
-    assert kinds == set(WEIGHTS) - POSTGRES_ONLY
+    assert kinds_of("local", "sqlite") == set(WEIGHTS) - POSTGRES_ONLY - FLEET_ONLY
 
 
 def test_only_the_chosen_kinds_happen():

@@ -1,4 +1,4 @@
-"""Random faults in random order, while fifty short tasks run under one or more schedulers: nothing is lost, nothing is
+"""Random faults in random order, while sixty short tasks run under one or more schedulers: nothing is lost, nothing is
 used twice, no retry is spent, and every task ends."""
 
 import contextlib
@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from local_airflow import LocalAirflow
 
-from tests.chaos.conftest import BACKEND, NAMES, REPLAY, SEEDS, SETTINGS, service_manager
+from tests.celery_fleet import running_fleet
+from tests.chaos.conftest import BACKEND, ENGINE, NAMES, REPLAY, SEEDS, SETTINGS, service_manager
 from tests.chaos.dag_modules import DAGS, dag_module
 from tests.chaos.disturber import DAG_ID, Disturber
 from tests.chaos.sequence import Sequence, random_sequence, read_sequence
 from tests.chaos.table import SequenceRow, Table, done_sequences
 from tests.chaos.verdict import done_again, doubles, longest_wait_s, lost, retries_spent, shared_tokens, unended
+from tests.edge_fleet import running_edge_fleet
 from tests.postgres_server import running_postgres
+from tests.worker_fleet import Fleet
 
 SCHEDULERS = int(os.environ.get("CHAOS_SCHEDULERS") or 1)
 KINDS = os.environ.get("CHAOS_STEPS", "").split()
@@ -28,7 +31,9 @@ SIMULATED = "nvidia/h100-80gb:4,ascend/910b:2"
 END_S = 300.0
 """After the last fault, all tasks must end within this time."""
 
-TASKS = {"whole": 20, "half": 16, "npu": 14}
+TASKS = {"whole": 20, "half": 16, "npu": 14, "plain": 10}
+WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:1", "w2": "nvidia/h100-80gb:2,ascend/910b:1"}
+"""For other engines than `local`: the same devices on two workers, which also run what needs none."""
 
 
 def sequences() -> list[Any]:
@@ -36,18 +41,17 @@ def sequences() -> list[Any]:
     seeds = SEEDS if "sequence" in NAMES else []
     if REPLAY and REPLAY.isdigit():
         seeds = [int(REPLAY)]
-    chosen = [random_sequence(seed, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
+    chosen = [random_sequence(seed, ENGINE, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
     if REPLAY and not REPLAY.isdigit():
         chosen = [read_sequence(Path(REPLAY).read_text())]
     return [pytest.param(sequence, id=sequence.name) for sequence in chosen]
 
 
 @contextlib.contextmanager
-def running_airflow(sequence: Sequence, home: Path) -> Iterator[tuple[LocalAirflow, Any]]:
-    """A new Airflow for one sequence, with a service manager; and its PostgreSQL."""
+def running_airflow(sequence: Sequence, home: Path) -> Iterator[tuple[LocalAirflow, Any, Fleet | None]]:
+    """A new Airflow for one sequence, with a service manager; its PostgreSQL, and its workers."""
     settings = {
         **{name: value for name, value in SETTINGS.items() if "CHECKPOINT" not in name},
-        "AIRFLOW__CORE__HOSTNAME_CALLABLE": "chaos_host.name",
         "AIRFLOW__CORE__PARALLELISM": "12",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
@@ -55,17 +59,29 @@ def running_airflow(sequence: Sequence, home: Path) -> Iterator[tuple[LocalAirfl
     }
     with contextlib.ExitStack() as stack:
         postgres = stack.enter_context(running_postgres()) if sequence.backend == "postgres" else None
-        airflow = LocalAirflow(
-            home,
-            home / "dags",
-            database=postgres.url if postgres else None,
-            simulated=SIMULATED,
-            settings=settings,
-            schedulers=sequence.schedulers,
-        )
-        stack.enter_context(airflow)
+        if sequence.engine == "local":
+            airflow = LocalAirflow(
+                home,
+                home / "dags",
+                database=postgres.url if postgres else None,
+                simulated=SIMULATED,
+                settings={**settings, "AIRFLOW__CORE__HOSTNAME_CALLABLE": "chaos_host.name"},
+                schedulers=sequence.schedulers,
+            )
+            stack.enter_context(airflow)
+            fleet = None
+        else:
+            assert postgres is not None, "the engines celery and edge need PostgreSQL: BACKEND=postgres"
+            running = {"celery": running_fleet, "edge": running_edge_fleet}[sequence.engine]
+            fleet = stack.enter_context(
+                running(home, home / "dags", postgres.url, {}, settings, schedulers=sequence.schedulers)
+            )
+            airflow = fleet.airflow
+            for name, simulated in WORKERS.items():
+                fleet.add(name, simulated, "default")
+            fleet.wait_for(*WORKERS)
         stack.enter_context(service_manager(airflow))
-        yield airflow, postgres
+        yield airflow, postgres, fleet
 
 
 @pytest.mark.chaos
@@ -97,11 +113,11 @@ def run(sequence: Sequence, home: Path) -> tuple[SequenceRow, list[str]]:
     folder = home / "witness"
     folder.mkdir()
     began = time.monotonic()
-    with running_airflow(sequence, home) as (airflow, postgres):
+    with running_airflow(sequence, home) as (airflow, postgres, fleet):
         run_id = airflow.trigger(DAG_ID, {"folder": str(folder), "plan": dict(sequence.plan)})
         witness = dag_module("chaos_witness").Witness(folder)
         airflow.wait_until(witness.lines, "the first task to begin")
-        disturber = Disturber(airflow, postgres, folder, run_id)
+        disturber = Disturber(airflow, postgres, fleet, folder, run_id)
         disturber.carry_out(sequence)
         airflow.wait_until(lambda: answers(airflow), "the API server to answer")
         with contextlib.suppress(TimeoutError):

@@ -94,6 +94,13 @@ def me():
     return {"pid": os.getpid(), "ticks": int(_stat(os.getpid())[19]), "boot": _BOOT.read_text().strip()}
 
 
+def no_lease():
+    """What stands for the lease of a task that uses no device."""
+    process = me()
+    return {"id": f"none {process['pid']} {process['ticks']}", "token": f"none {process['pid']} {process['ticks']}",
+            "worker": "", "ids": [], "share": None}  # fmt: skip
+
+
 def state_of(process):
     """The state of a process that `me` has named: a letter such as R, S or T (frozen); "gone" without it."""
     try:
