@@ -28,7 +28,7 @@ from hetero_airflow.executor.leases.spans import LeaseSpans, airflow_tracer
 from hetero_airflow.executor.observer import Observer
 from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.request_resolver import RequestResolver
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.snapshot import Snapshot

@@ -31,7 +31,7 @@ from hetero_airflow.executor.leases.spans import LeaseSpans
 from hetero_airflow.executor.observer import Observer, RunEvent
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
 from hetero_airflow.executor.run import Phase, Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Lease

@@ -29,7 +29,7 @@ from hetero_airflow.executor.pending_task import log_waits
 from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run import LEASED, Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Refuse, Wait

@@ -38,7 +38,7 @@ from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.run import Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.store_key import start_recording
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease

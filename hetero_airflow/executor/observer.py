@@ -18,7 +18,7 @@ from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run import LEASED, Phase, Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState

@@ -20,7 +20,7 @@ from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.events import Adopted, Dropped, HeartbeatLost, Read
 from hetero_airflow.executor.leases import recovery
 from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy

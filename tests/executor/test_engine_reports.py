@@ -139,7 +139,7 @@ def test_a_task_that_was_rescheduled_and_queued_at_once_is_over(bench, executor)
 
 
 def test_ends_that_never_come_do_not_pile_up(bench, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.executor.runs.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("hetero_airflow.executor.run_index.MAX_REMEMBERED", 2)
     for name in ("a", "b", "c"):
         id_ = bench.start(name)
         bench.engine.alive.clear()

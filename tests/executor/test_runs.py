@@ -42,7 +42,8 @@ from hetero_airflow.executor.events import (
 )  # fmt: skip
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.run import LEASED, QUEUED, Phase
-from hetero_airflow.executor.runs import TABLE, Runs
+from hetero_airflow.executor.run_index import Runs
+from hetero_airflow.executor.runs import TABLE
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import MAX_TRANSITIONS
 from hetero_airflow.runtime.notice import Notice

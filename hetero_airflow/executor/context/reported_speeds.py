@@ -12,7 +12,7 @@ from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.run import Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, MIN_SPEED
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import MAX_STEPS, MeasuredSpeed

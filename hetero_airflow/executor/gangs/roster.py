@@ -19,7 +19,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.gangs.sizes import GangAttempt, GangSizes
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.run import Run
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member, parse_placement_name, placement_name
 from hetero_airflow.model.lease import Lease, LeaseState

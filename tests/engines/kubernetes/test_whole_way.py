@@ -23,7 +23,7 @@ from hetero_airflow.executor.build import Outside, make_dispatcher
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.events import Adopted, Read
 from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.executor.runs import Runs
+from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
