@@ -1,4 +1,4 @@
-"""All runs of a scheduler. `Runs.handle` applies the table of `runs` to one of them; the rest is where each is found."""
+"""All runs of a scheduler: `Runs.handle` applies the table of `runs` to one of them, and the rest finds them."""
 
 from collections import Counter, deque
 from collections.abc import Iterable

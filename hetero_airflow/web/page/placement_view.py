@@ -293,11 +293,7 @@ def _ahead(position: int | None, queue: Iterable[WaitingRequest]) -> dict[str, A
     """Who is ahead in the order of the last cycle; nobody before the first cycle that saw the request."""
     if position is None:
         return {}
-    ahead = [
-        TaskLink(dag_id=row.dag_id, run_id=row.run_id, task_id=row.task_id, map_index=row.map_index)
-        for row in queue
-        if row.position is not None and row.position < position
-    ]
+    ahead = [TaskLink.model_validate(row) for row in queue if row.position is not None and row.position < position]
     return {"ahead": ahead, "ahead_hidden": max(0, position - 1 - len(ahead))}
 
 

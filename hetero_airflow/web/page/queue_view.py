@@ -52,7 +52,7 @@ def queue_table(
     total = sum(request.dag_id in readable for request in snapshot.pending)
     rows = [
         WaitingRow(
-            task=TaskLink(dag_id=row.dag_id, run_id=row.run_id, task_id=row.task_id, map_index=row.map_index),
+            task=TaskLink.model_validate(row),
             try_number=row.try_number,
             position=row.position,
             submitted_at=row.submitted_at,

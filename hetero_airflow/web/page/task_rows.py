@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from hetero_airflow.model.device import Device, device_class
 from hetero_airflow.model.estimates import Estimates
@@ -15,6 +15,8 @@ from hetero_airflow.model.worker import Worker
 class TaskLink(BaseModel):
     """A task instance that the reader may see."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     dag_id: str
     run_id: str
     task_id: str
@@ -24,9 +26,7 @@ class TaskLink(BaseModel):
     @classmethod
     def of(cls, pending: PendingRequest | None, readable: Collection[str]) -> "TaskLink | None":
         """The task of a request; None if it is not known, or of a DAG that the reader may not see."""
-        if pending is None or pending.dag_id not in readable:
-            return None
-        return cls(dag_id=pending.dag_id, run_id=pending.run_id, task_id=pending.task_id, map_index=pending.map_index)
+        return cls.model_validate(pending) if pending is not None and pending.dag_id in readable else None
 
 
 class LeaseRow(BaseModel):

@@ -64,7 +64,7 @@ def timeline(
     bars: dict[tuple[str, str], list[TimelineBar]] = {(worker.id, device): [] for worker, device in page}
     for lease in leases:
         is_readable = lease.dag_id in readable
-        task = TaskLink(dag_id=lease.dag_id, run_id=lease.run_id, task_id=lease.task_id, map_index=lease.map_index)
+        task = TaskLink.model_validate(lease)
         likely = None
         if (current := live.get(lease.id)) is not None:
             holder = snapshot.holders.get(current.request_id)
