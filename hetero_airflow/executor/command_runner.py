@@ -297,10 +297,13 @@ class CommandRunner:
     def _send_back(self, run: Run, now: datetime) -> bool | None:
         """Requeue a task whose process is lost. Returns whether that was done, now or before; None: not known yet."""
         key, lease = run.key, run.lease
-        if lease is None:
-            return self.recovery.send_back(key, run.request_id, None, Evidence(is_gone=True), now)
-        if key in self.runs.queued:  # its supervisor has reported how it ended, and Airflow has queued it again
+        groups = (self.runs.held, self.runs.sent) if lease is None else (self.runs.queued,)
+        if any(key in group for group in groups):  # its supervisor has reported its end, and Airflow queued it again
             return True
+        if lease is None:
+            is_queued = run.end is not None and not run.end.has_started
+            gone = Evidence(is_gone=True)
+            return self.recovery.send_back(key, run.request_id, None, gone, now, even_queued=is_queued)
         request = self._request_of(key, lease)
         if request is None:
             return False

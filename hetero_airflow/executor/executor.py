@@ -228,9 +228,11 @@ class HeteroExecutor(BaseExecutor):
     def send_callback(self, request: Any) -> None:
         """Let the DAG processor run a callback. The scheduler calls this before it says that a heartbeat stopped.
 
-        Such a task has not failed yet. If the recovery rules let it fail, the scheduler sends the callback again.
+        Such a task has not failed yet. If the recovery rules let it fail, the scheduler sends the callback again. A
+        task that was stuck in the queue has failed, and was revoked before.
         """
-        if not (isinstance(request, TaskCallbackRequest) and self._is_kept(_key_of(request.ti))):
+        key = _key_of(request.ti) if isinstance(request, TaskCallbackRequest) else None
+        if key is None or key in self._revoked or not self._is_kept(key):
             super().send_callback(request)
 
     def get_event_buffer(self, dag_ids: Any = None) -> dict[Any, tuple[Any, Any]]:
@@ -299,12 +301,13 @@ class HeteroExecutor(BaseExecutor):
         return [ti for ti in to_engine if not self._follow_plain(ti, is_refused=ti.key in refused)]
 
     def _follow_plain(self, ti: Any, *, is_refused: bool) -> bool:
-        """Follow a task without a lease from now on, with the same try. Returns whether it is taken over.
+        """Follow a task that needs no lease from now on, with the same try. Returns whether it is taken over.
 
         A running one tells Airflow itself how it goes on, and Airflow misses the heartbeat of one that is lost. A
         queued one that the engine can't follow is sent again. If it has begun meanwhile, Airflow lets no second begin.
         """
-        if is_device_task(ti.executor_config) or ti.state not in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING):
+        needs_lease = is_device_task(ti.executor_config) and not is_placement_check(ti.executor_config)
+        if needs_lease or ti.state not in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING):
             return not is_refused
         is_queued, id_ = ti.state == TaskInstanceState.QUEUED, str(ti.id)
         workload = ExecuteTask.make(ti, generator=self.jwt_generator) if is_queued else None

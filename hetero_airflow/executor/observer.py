@@ -93,8 +93,8 @@ class Observer:
         runs = {key: run for key in reports if (run := self._runs.reported(key)) is not None}
         sent_at = {key: run.held_lease.granted_at if run.phase in LEASED else run.sent_at for key, run in runs.items()}
         failed_since = {key: at is not None and self._api.has_failed_since(at) for key, at in sent_at.items()}
-        has_failed = {key for key in runs if failed_since[key] or reports[key][0] == TaskInstanceState.FAILED}
-        doubtful = [run for key, run in runs.items() if run.phase in LEASED or key in has_failed]
+        failed = {key for key in runs if reports[key][0] == TaskInstanceState.FAILED}
+        doubtful = [run for key, run in runs.items() if run.phase in LEASED or failed_since[key] or key in failed]
         rows = self._rows_if_known(doubtful)
         rows_known = rows or {}
         liveness = self._liveness_of_runs(

@@ -305,6 +305,16 @@ def test_a_task_of_a_dead_scheduler_is_followed(engine):
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
 
 
+def test_a_plain_task_whose_supervisor_is_lost_is_not_counted_and_reports_nothing_any_more(engine, broker):
+    task = a_task("a")
+    engine.hand_over_unplaced(task)
+    beat(engine)
+    assert engine.occupied_slots == 1
+    engine.forget(task.key)
+    answer(engine, task, states.FAILURE)
+    assert (engine.occupied_slots, engine.collect()) == (0, {})
+
+
 def beat(engine):
     engine.heartbeat()
     engine.collect()

@@ -76,6 +76,18 @@ def test_a_placed_task_is_a_job_for_its_worker_and_a_plain_one_for_its_queue(eng
     assert engine.occupied_slots == 1
 
 
+def test_a_plain_task_whose_supervisor_is_lost_is_not_counted_and_reports_nothing_any_more(engine, session):
+    task = a_task("plain", "default")
+    engine.hand_over_unplaced(task)
+    fetch(session)
+    report(session, TaskInstanceState.RUNNING)
+    engine.collect()
+    assert engine.occupied_slots == 1
+    engine.forget(task.key)
+    report(session, TaskInstanceState.FAILED)
+    assert (engine.occupied_slots, engine.collect()) == (0, {})
+
+
 def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
     task, lease = place(engine)
     assert engine.withdraw(task.key)

@@ -15,6 +15,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
 
@@ -293,11 +294,12 @@ class TestPlainTasks:
         assert bench.started == [key]
 
     def test_one_whose_supervisor_failed_before_it_started_comes_again_with_the_same_try(self, bench, executor, plain):
-        key, sent_back = plain("a"), []
-        bench.commands._send_back = lambda run, now: not sent_back.append(run.key)
+        key = plain("a")
+        bench.commands.recovery.send_back = send_back = Mock(return_value=True)
         assert fail_start(bench, executor, key) == {}
         bench.beat(1)
-        assert (sent_back, bench.engine.forgotten, bench.runs.given_up, bench.reports) == ([key], [key], {}, [])
+        send_back.assert_called_once_with(key, A, None, Evidence(is_gone=True), bench.clock.now(), even_queued=True)
+        assert (bench.engine.forgotten, bench.runs.given_up, bench.reports) == ([key], {}, [])
 
     def test_the_failure_of_a_second_supervisor_is_not_that_of_the_task(self, bench, executor, plain):
         """Airflow let the first one begin: a worker process of a scheduler that died, or an earlier message."""
@@ -309,13 +311,26 @@ class TestPlainTasks:
         executor._process_ends({key: (SUCCESS, None)}, bench.clock.now())
         assert executor.get_event_buffer() == {key: (SUCCESS, None)}
 
+    def test_one_that_airflow_has_queued_again_meanwhile_is_left_alone(self, bench, executor, plain):
+        """Its supervisor was slow, and reported its end after all. The record of the loss is not written yet."""
+        key = plain("a")
+        bench.commands.recovery.send_back = Mock(return_value=None)
+        fail_start(bench, executor, key)
+        bench.beat(1)
+        assert list(bench.runs.given_up) == [key]
+        bench.commands.recovery.send_back.reset_mock()
+        plain("a")
+        bench.beat(1)
+        bench.commands.recovery.send_back.assert_not_called()
+        assert (bench.runs.given_up, list(bench.runs.sent), bench.reports) == ({}, [key], [])
+
     @pytest.mark.parametrize("is_sent_back", [True, False])
     def test_one_whose_heartbeats_stop_comes_again_with_the_same_try_as_often_as_the_rule_says(
         self, bench, executor, plain, is_sent_back
     ):
-        key, decisions = plain("a"), [None, None, is_sent_back]
+        key = plain("a")
         bench.tasks.rows[A] = TaskProcess("running", 100, "here", bench.clock.now())
-        bench.commands._send_back = lambda run, now: decisions.pop(0)
+        bench.commands.recovery.send_back = send_back = Mock(side_effect=[None, None, is_sent_back])
         executor.change_state(key, FAILED)
         executor._take_messages(bench.clock.now())
         bench.beat(1)
@@ -325,6 +340,7 @@ class TestPlainTasks:
         bench.beat(1)
         told = [] if is_sent_back else [(key, "failed", "HeteroExecutor: Airflow has not heard of it for too long")]
         assert (bench.reports, bench.engine.forgotten, bench.runs.given_up) == (told, [key], {})
+        assert [call.kwargs for call in send_back.call_args_list] == 3 * [{"even_queued": False}], "it had begun"
         executor._process_ends({key: (FAILED, None)}, bench.clock.now())
         assert executor.get_event_buffer() == {key: (FAILED, None)}, "it is not known here any more"
 

@@ -399,6 +399,24 @@ def test_the_callback_of_a_failure_waits_until_the_task_has_failed(bench, execut
     assert executor.callback_sink.send.call_count == 1
 
 
+def test_the_callback_of_a_task_that_was_stuck_in_the_queue_is_sent(bench, executor):
+    """The scheduler revokes it first, and fails it without asking."""
+    executor.callback_sink = Mock()
+    ids = {"dag_id": "dag", "task_id": "t", "run_id": "run", "try_number": 1, "map_index": -1}
+    key = TaskInstanceKey(**ids)
+    bench.runs.note_sent(key, "id", None, bench.clock.now())
+    executor.revoke_task(ti=SimpleNamespace(key=key))
+    executor.send_callback(TaskCallbackRequest.model_construct(ti=SimpleNamespace(**ids)))
+    assert executor.callback_sink.send.call_count == 1
+
+
+def test_a_placement_check_of_a_dead_scheduler_is_followed(bench, executor):
+    check = a_task_instance(Key("check"), "c", "running")
+    check.executor_config = {"hetero": {"is_probe": True}}
+    assert executor.try_adopt_task_instances([check]) == []
+    assert list(bench.runs.sent) == [Key("check")]
+
+
 def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):
     start(bench)
     config = {"hetero": {"device": "gpu"}}

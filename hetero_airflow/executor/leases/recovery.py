@@ -54,7 +54,14 @@ class TaskRecovery:
         self._marked: tuple[tuple[Worker, ...], tuple[PendingRequest, ...], tuple[Worker, ...]] = ((), (), ())
 
     def send_back(
-        self, key: Any, request_id: str, lease: TaskLease | None, evidence: Evidence, now: datetime
+        self,
+        key: Any,
+        request_id: str,
+        lease: TaskLease | None,
+        evidence: Evidence,
+        now: datetime,
+        *,
+        even_queued: bool = False,
     ) -> bool | None:
         """Requeue a task whose process and supervisor are gone, if the rules allow it.
 
@@ -63,6 +70,7 @@ class TaskRecovery:
 
         :param lease: None for a task without one
         :param evidence: what is known about their end
+        :param even_queued: also if Airflow does not know yet that it ran
         """
         epoch = self._tasks.epochs([request_id]).get(request_id)
         if epoch is None:
@@ -80,8 +88,8 @@ class TaskRecovery:
         self._note(key, decision.message)
         if not isinstance(decision, Requeue):
             return False
-        at, is_past_start = now + timedelta(seconds=decision.delay_s), lease is None or bool(evidence.oom_kills)
-        if not self._tasks.reschedule(request_id, now, at, even_queued=is_past_start):
+        at, has_run = now + timedelta(seconds=decision.delay_s), bool(evidence.oom_kills)
+        if not self._tasks.reschedule(request_id, now, at, even_queued=even_queued or has_run):
             log.info("%s was lost, and its state in Airflow has changed since. Nothing is reported.", key)
         return True
 

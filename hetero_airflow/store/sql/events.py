@@ -82,6 +82,7 @@ _DELAY = (
     )
     .values(reason=bindparam("reason_json"))
 )
+_STORIES = select(_REQUEST.id, tables.story.c.transitions).join_from(tables.request, tables.story, isouter=True)
 _UPDATE_STORY = update(tables.story).where(tables.story.c.request_id == bindparam("key"))
 _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
 
@@ -274,9 +275,8 @@ def _write_requests(
 
 def _note_transitions(transaction: WriteTransaction, events: Sequence[TransitionsNoted]) -> None:
     newer = {event.request_id: event.transitions for event in events}
-    query = select(_REQUEST.id, tables.story.c.transitions).join_from(tables.request, tables.story, isouter=True)
     new, changed = [], []
-    for row in read_chunks(transaction.connection, query, _REQUEST.id, sorted(newer)):
+    for row in read_chunks(transaction.connection, _STORIES, _REQUEST.id, sorted(newer)):
         known = () if row.transitions is None else TRANSITIONS.validate_json(row.transitions)
         transitions = TRANSITIONS.dump_json(merged_transitions(known, newer[row.id])).decode()
         if row.transitions is None:

@@ -135,6 +135,7 @@ def _prune_requests(connection: Connection, before: datetime) -> int:
         connection.execute(delete(tables.lease_device).where(tables.lease_device.c.lease_id.in_(leases)))
         connection.execute(delete(tables.lease).where(_LEASE.request_id.in_(ids)))
         connection.execute(delete(tables.decision).where(_DECISION.request_id.in_(ids)))
+        connection.execute(delete(tables.story).where(tables.story.c.request_id.in_(ids)))
         connection.execute(delete(tables.request).where(_REQUEST.id.in_(ids)))
     return len(old)
 

@@ -4,11 +4,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.executor import command_runner
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.events import EngineEnded, HeartbeatLost
 from hetero_airflow.executor.leases import recovery
 from hetero_airflow.executor.run import Phase, Run
 from hetero_airflow.model.hold import Hold, HoldKind
@@ -60,6 +63,34 @@ def test_a_task_whose_lease_a_cycle_took_back_first_is_sent_back_too(bench, stat
 def test_a_task_that_is_lost_too_often_is_left_to_its_retries(bench, states):
     states["a"] = [failure(token=number, failure_class="lost_worker") for number in range(100, 105)]
     lose(bench)
+    assert bench.tasks.sent_back == []
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "is_sent_back"),
+    [
+        (HeartbeatLost(), "running", True),
+        (HeartbeatLost(), "queued", False),
+        (EngineEnded(TaskInstanceState.FAILED, None, TaskProcess("queued")), "queued", True),
+    ],
+)
+def test_a_task_without_a_lease_is_sent_back_too_but_no_later_run_of_it(bench, states, event, state, is_sent_back):
+    bench.tasks.rows["id-a"] = TaskProcess(state)
+    bench.runs.note_sent(Key("a"), "id-a", None, bench.clock.now())
+    bench.commands.apply([(bench.runs.sent["a"], event)], bench.clock.now())
+    bench.commands.decide_lost(bench.clock.now())
+    assert (bench.tasks.sent_back, bench.reports) == (["id-a"] if is_sent_back else [], [])
+    (record,) = states["a"]
+    assert (record["failure_class"], record.get("worker"), record.get("token")) == ("lost_worker", None, None)
+
+
+def test_a_task_without_a_lease_that_is_lost_too_often_is_left_to_its_retries(bench, states):
+    states["a"] = [failure(token=number, failure_class="lost_worker") for number in range(100, 105)]
+    bench.tasks.rows["id-a"] = TaskProcess("running")
+    bench.runs.note_sent(Key("a"), "id-a", None, bench.clock.now())
+    bench.commands.apply([(bench.runs.sent["a"], HeartbeatLost())], bench.clock.now())
+    bench.commands.decide_lost(bench.clock.now())
     assert bench.tasks.sent_back == []
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
 

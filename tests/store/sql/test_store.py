@@ -14,11 +14,12 @@ from sqlalchemy.exc import IntegrityError, StatementError
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.run import Transition
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql import transaction as sql_transaction
 from hetero_airflow.store.sql.lease_trial import try_lease
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, TransitionsNoted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -96,10 +97,11 @@ def test_pruning_leaves_no_row_behind_even_where_foreign_keys_are_off(tmp_path):
     tables.metadata.create_all(engine)
     store = prepared(engine, "r1")
     (lease,) = store.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).leases
+    store.record([TransitionsNoted("r1", (Transition(EPOCH, "Granted", "waiting"),))], EPOCH)
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
     store.prune(LATER)
     with engine.connect() as connection:
-        for table in (tables.request, tables.lease, tables.lease_device, tables.decision):
+        for table in (tables.request, tables.lease, tables.lease_device, tables.decision, tables.story):
             assert connection.execute(select(table)).all() == []
     engine.dispose()
 
