@@ -6,8 +6,8 @@ from typing import Any
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import Context
 
+from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.operators.device import DeviceOperator
-from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
 

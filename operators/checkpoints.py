@@ -8,20 +8,20 @@ from typing import Any, Literal
 from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero_airflow.checkpoints.fencing import record_key
-from hetero_airflow.checkpoints.opening import check_url, open_store
-from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
-from hetero_airflow.contract.checkpoint_place import (
+from hetero_airflow.checkpoints.configured import (
     CheckpointOptions,
     checkpoint_options,
     checkpoint_place,
     store_credentials,
 )
+from hetero_airflow.checkpoints.fencing import record_key
+from hetero_airflow.checkpoints.opening import check_url, open_store
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.state_keys import CHECKPOINT
+from hetero_airflow.contract.task_lease import TaskLease, lease_grant
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.model.request_fields import unknown_field
-from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.validation import first_problem
 

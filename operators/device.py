@@ -11,12 +11,12 @@ from airflow.sdk import BaseOperator, Context, RetryPolicy
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request, read_lease
 from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run
-from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
+from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
-from hetero_airflow.runtime.task_lease import current_lease
+from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import LEASE_VARIABLE
 

@@ -14,11 +14,11 @@ from typing import Any
 from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hetero_airflow.contract.notice import Stopped
+from hetero_airflow.contract.task_lease import TaskGang
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.operators.requeue import has_preemption_notice
 from hetero_airflow.runtime.gang.network import host_address, interface_of
-from hetero_airflow.runtime.notice import Stopped
-from hetero_airflow.runtime.task_lease import TaskGang
 
 RENDEZVOUS_KEY = "hetero_meeting"
 """Key of the leader's XCom; its value is a `Rendezvous`."""

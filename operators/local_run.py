@@ -19,14 +19,15 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
 from airflow.sdk import Context
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time import task_runner
 
-from hetero_airflow.contract.local_run import LocalRunComms, local_checkpoint_url, local_settings, requested
+from hetero_airflow.contract.local_run import LocalRunComms, local_checkpoint_url, requested
+from hetero_airflow.contract.task_lease import TaskGang, TaskLease
 from hetero_airflow.errors import DeviceUnavailable, HeteroError, RequestError
 from hetero_airflow.operators.local_run_outcome import packed_error, packed_result, unpacked_error
-from hetero_airflow.runtime.local_leases import leased_here
-from hetero_airflow.runtime.task_lease import TaskGang, TaskLease
+from hetero_airflow.runtime.local_leases import LocalSettings, leased_here
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import IN_PROCESS_VARIABLE
 from hetero_airflow.supervisor.run_processes import RunProcesses, contained, enter_run
@@ -45,7 +46,10 @@ def run_on_local_devices(task: Any, context: Context, work: Callable[[], Any]) -
     ti: Any = context["ti"]
     try:
         request = requested(task, context)
-        with leased_here(request, f"{ti.dag_id}.{ti.task_id}", task.log.info, local_settings()) as (lease, note):
+        with leased_here(request, f"{ti.dag_id}.{ti.task_id}", task.log.info, LocalSettings.configured(conf)) as (
+            lease,
+            note,
+        ):
             lease = _with_gang_of_one(task, ti, lease)
             task.log.info("Local run: checkpoints go to %s", local_checkpoint_url())
             with contained(lease, note, task.log) as run, bound_to_lease(lease), control_folder():

@@ -19,11 +19,10 @@ from kubernetes.client import (  # type: ignore[import-untyped]
     V1SecurityContext,
 )
 
+from hetero_airflow.checkpoints.configured import ENDPOINT_VARIABLE
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.contract.checkpoint_place import ENDPOINT_VARIABLE
 from hetero_airflow.contract.envelope import is_template
-from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.engines.kubernetes.claims.claim_client import ClaimClient
 from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
@@ -36,6 +35,7 @@ from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
 from hetero_airflow.operators.requeue import requeued_by_rules
+from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import Context
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
@@ -19,14 +20,14 @@ from airflow.sdk.exceptions import (
     DownstreamTasksSkipped,
 )
 
-from hetero_airflow.contract.failures import failure_of
-from hetero_airflow.contract.retry_policy import configured_rules
+from hetero_airflow.contract.notice import Stopped, has_notice
 from hetero_airflow.contract.state_keys import FAILURES
+from hetero_airflow.contract.task_lease import current_lease
+from hetero_airflow.recovery.classification import failure_of
 from hetero_airflow.recovery.decisions import Requeue, decide
 from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import keep_failure, load_failures
-from hetero_airflow.runtime.notice import Stopped, has_notice
-from hetero_airflow.runtime.task_lease import current_lease
+from hetero_airflow.recovery.rules import configured_rules
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
 
 _INTENDED_EXCEPTIONS = (
@@ -73,7 +74,7 @@ def _recovery_decision(error: Exception, context: Context) -> Any:
     if states is not None:
         states.set(FAILURES, keep_failure(earlier, failure))
     has_retries = ti.try_number <= ti.max_tries
-    return decide(failure, load_failures(earlier), configured_rules(), has_retries=has_retries)
+    return decide(failure, load_failures(earlier), configured_rules(conf), has_retries=has_retries)
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow.sdk import Context
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 
-from hetero_airflow.contract.failures import oom_kills
-from hetero_airflow.contract.retry_policy import configured_rules
+from hetero_airflow.contract.notice import Stopped
+from hetero_airflow.contract.task_lease import TaskLease, current_lease
+from hetero_airflow.engines.host.cgroups import oom_kills
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.gang_rendezvous import RendezvousMember, joined_rendezvous
@@ -27,10 +29,8 @@ from hetero_airflow.operators.rank_group import (
 from hetero_airflow.operators.requeue import has_preemption_notice
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
-from hetero_airflow.recovery.rules import Action
-from hetero_airflow.runtime.notice import Stopped
+from hetero_airflow.recovery.rules import Action, configured_rules
 from hetero_airflow.runtime.rank_process import RankExit
-from hetero_airflow.runtime.task_lease import TaskLease, current_lease
 from hetero_airflow.runtime.visible_devices import lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
 
@@ -275,7 +275,7 @@ def _is_incurable(end: RankExit) -> bool:
     evidence = evidence_of_end(end)
     failure_class = classify(evidence).failure_class
     is_own_error = failure_class is FailureClass.CODE_ERROR  # a retry of the task may help, the same ranks again do not
-    return is_fenced_out(evidence) or is_own_error or configured_rules()[failure_class].action is Action.FAIL
+    return is_fenced_out(evidence) or is_own_error or configured_rules(conf)[failure_class].action is Action.FAIL
 
 
 def _new_oom_kills(kills: int | None) -> int | None:

@@ -11,12 +11,12 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.configured import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.index import INDEX, CheckpointEntry, Index, Newest
 from hetero_airflow.checkpoints.loading import read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.opening import check_url, open_store, split_url
 from hetero_airflow.checkpoints.place import checkpoint_path, newest_key
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, RequestError
 from hetero_airflow.registry import load

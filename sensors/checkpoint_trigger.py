@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
+from hetero_airflow.checkpoints.configured import checkpoint_options
 from hetero_airflow.checkpoints.index import Index, Newest
-from hetero_airflow.contract.checkpoint_place import checkpoint_options
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
 from hetero_airflow.sensors.checkpoint_source import (

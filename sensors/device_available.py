@@ -16,11 +16,12 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY
 from hetero_airflow.contract.executor_names import device_task_defaults
-from hetero_airflow.contract.local_run import is_local_run, local_settings, requested
+from hetero_airflow.contract.local_run import is_local_run, requested
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
 from hetero_airflow.errors import DeviceUnavailable, RequestError
 from hetero_airflow.model.arguments import DeviceArgument, PriorityName, Quota
@@ -102,10 +103,10 @@ class DeviceAvailableSensor(BaseSensorOperator):
         return PokeReturnValue(True, {"worker_id": answer.worker_id, "device_ids": list(answer.device_ids)})
 
     def _poke_here(self, context: Context) -> bool | PokeReturnValue:
-        from hetero_airflow.runtime.local_leases import decide_here  # see `local_settings`
+        from hetero_airflow.runtime.local_leases import LocalSettings, decide_here  # a DAG file needs none of it
 
         try:
-            decision = decide_here(requested(self, context), local_settings())
+            decision = decide_here(requested(self, context), LocalSettings.configured(conf))
         except (DeviceUnavailable, RequestError) as error:
             raise AirflowFailException(str(error)) from error
         if not isinstance(decision, Place):

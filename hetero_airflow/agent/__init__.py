@@ -22,7 +22,7 @@ agent reports that no process of these leases is left. The server's replies name
 processes. So no device is leased twice, and no task waits for a host that may never return. If the API server is away,
 all agents are silent and no worker is lost; only new placements have to wait.
 
-The agent finds processes by their lease files (``engines/lease_files.py``) and by the lease in their environment. So it
+The agent finds processes by their lease files (`engines.host.lease_files`) and by the lease in their environment. So it
 runs as the worker's user, sees the same folders (`lease_folders`), and is in the same container or in a shared process
 namespace. Burn-ins are the scheduler's task, on its own host. The agent reports ECC errors and what the probes find, as
 telemetry and as a device's `problem`.

@@ -20,7 +20,7 @@ from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missin
 from hetero_airflow.discovery.readings_watch import ReadingsWatch
 from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
-from hetero_airflow.engines.cgroups import covered
+from hetero_airflow.engines.host.cgroups import covered
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import SPOT_LABEL, Inventory, Worker, is_spot_worker
 

@@ -9,17 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
-from hetero_airflow.engines.held_devices import LocalRunDevices
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.engines.host.held_devices import LocalRunDevices
+from hetero_airflow.engines.host.lease_files import (
     CurrentLeases,
     LeaseFile,
+    UncheckedLeases,
     current_leases,
     current_process_namespace,
     read_lease_files,
     remove_lease_file,
 )
-from hetero_airflow.engines.processes import signal_pids, worker_processes
-from hetero_airflow.engines.unchecked_leases import UncheckedLeases
+from hetero_airflow.engines.host.processes import signal_pids, worker_processes
 
 log = logging.getLogger(__name__)
 

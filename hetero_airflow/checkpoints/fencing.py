@@ -6,7 +6,7 @@ If the index names a greater token than its own, only a grant that the same key 
 run takes the place back. Runs without a grant, of earlier versions or without a lease, go by the index alone.
 
 Anyone can make a key and sign with it. So a store has the key of its installation, one object for all places. The
-scheduler or a task's supervisor records it before tasks begin, see `contract.checkpoint_place.record_installation_key`,
+scheduler or a task's supervisor records it before tasks begin, see `configured.record_installation_key`,
 and what a task uses to publish never writes it. Rejected: to trust the first grant that arrives, which may be forged; a
 key in the task's environment, which the task can change.
 """

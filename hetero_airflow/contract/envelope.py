@@ -11,10 +11,10 @@ from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.gang import GangSize, parse_gang
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.runtime.task_lease import TaskLease
 
 ENVELOPE_KEY = "hetero"
 

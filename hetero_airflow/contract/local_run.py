@@ -9,20 +9,14 @@ import sys
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.configuration import get_airflow_home
 from airflow.sdk import Context
-from airflow.sdk.configuration import conf
 
 from hetero_airflow.contract.envelope import unpack_request
 from hetero_airflow.contract.rendering import render_arguments, run_context
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.worker import parse_labels
-from hetero_airflow.settings import SECTION, default
-
-if TYPE_CHECKING:
-    from hetero_airflow.runtime.local_leases import LocalSettings
 
 LOCAL_RUNS = "local_runs"
 """The folder in Airflow's home for the checkpoints of local runs."""
@@ -40,21 +34,6 @@ def is_local_run() -> bool:
         return False
     connection = getattr(runner, "SUPERVISOR_COMMS", None)
     return isinstance(connection, (supervisor.InProcessSupervisorComms, LocalRunComms))
-
-
-def local_settings() -> "LocalSettings":
-    """The options of [hetero] for local runs.
-
-    :raises SettingsError: one of them can't be read
-    """
-    from hetero_airflow.runtime.local_leases import LocalSettings  # a DAG file that is only parsed needs none of it
-
-    return LocalSettings(
-        policy=_text("policy"),
-        labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
-        allowed_processes=_text("allowed_device_processes"),
-        exclude_devices=_text("exclude_devices"),
-    )
 
 
 def requested(task: Any, context: Context) -> DeviceRequest:
@@ -81,7 +60,3 @@ def local_checkpoint_url() -> str:
     """The folder for the checkpoints of this local run. Its processes inherit it, so call it first where they start."""
     name = f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{os.getpid()}"
     return (Path(get_airflow_home()).resolve() / LOCAL_RUNS / name).as_uri()
-
-
-def _text(name: str) -> str:
-    return str(conf.get(SECTION, name, fallback=default(name))).strip() or default(name)

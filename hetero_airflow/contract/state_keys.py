@@ -2,8 +2,8 @@
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.runtime.progress_file import Progress
+from hetero_airflow.contract.notice import Notice
+from hetero_airflow.contract.progress_file import Progress
 
 LEASE = "hetero.lease"
 """The record of the last lease, for people and for retries."""

@@ -19,9 +19,9 @@ from airflow.utils.net import get_hostname
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, EngineTraits, LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
+from hetero_airflow.engines.host.lease_files import LeaseFile, recorded_run, recorded_runs
+from hetero_airflow.engines.host.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.preload import parse_preload, preload_problem, prepare_environment
-from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState

@@ -14,8 +14,9 @@ from typing import Any
 from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.clock import Clock
 from hetero_airflow.contract.envelope import add_lease
-from hetero_airflow.contract.failures import evidence_of_loss
+from hetero_airflow.contract.notice import Notice
 from hetero_airflow.contract.state_keys import PREEMPT, LeaseNotice
+from hetero_airflow.contract.task_lease import TaskLease, task_lease
 from hetero_airflow.engines.circuit_breaker import make_call
 from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
 from hetero_airflow.errors import EngineError, StoreError, shorten
@@ -26,7 +27,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.gangs.roster import gang_of
-from hetero_airflow.executor.leases.recovery import TaskRecovery
+from hetero_airflow.executor.leases.recovery import TaskRecovery, evidence_of_loss
 from hetero_airflow.executor.leases.spans import LeaseSpans
 from hetero_airflow.executor.observer import Observer, RunEvent
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
@@ -41,8 +42,6 @@ from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure
-from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.pending_events import RequestEvent
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, StartClaimed

@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import LeaseMove
 
 

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.contract.notice import Notice
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.engines.engine import Liveness, TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.pending_task import PendingTask
@@ -12,8 +14,6 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest
-from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.runtime.task_lease import TaskLease
 
 NOT_WANTED = "Airflow does not want it any more"
 

@@ -8,6 +8,7 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.clock import Periods
+from hetero_airflow.contract.notice import Notice
 from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, LeaseStatus, Liveness
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
@@ -23,7 +24,6 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.recovery.rules import Action, Rule
-from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.store.sql.store import SqlStore
 
 _WATCH_EVERY_S = 5.0

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import ReasonCode, Wait
@@ -15,7 +16,6 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import ServiceRecord
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
-from hetero_airflow.runtime.task_lease import TaskLease
 
 SETTLING_TIME = timedelta(seconds=1)
 """How long after a task was queued Airflow's database is asked whether it is still QUEUED; Airflow checks this itself

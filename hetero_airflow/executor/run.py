@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from airflow.executors.workloads import ExecuteTask
 
+from hetero_airflow.contract.notice import Notice
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.executor.events import EngineEnded
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.runtime.task_lease import TaskLease
 
 
 class Phase(StrEnum):

@@ -16,6 +16,7 @@ from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor import commands, events
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
@@ -23,7 +24,6 @@ from hetero_airflow.executor.leases.lease_use import has_begun, is_run_over, is_
 from hetero_airflow.executor.run import LEASED, QUEUED, UNLEASED, End, Phase, Run
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import LeaseMove
 
 KILL_AFTER = timedelta(seconds=5)

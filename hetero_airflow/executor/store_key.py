@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, record_installation_key
+from hetero_airflow.checkpoints.configured import checkpoint_options, record_installation_key
 from hetero_airflow.errors import HeteroError, SettingsError
 
 

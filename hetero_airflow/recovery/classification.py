@@ -8,15 +8,18 @@ text. The tests have a real message for each row.
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
+from hetero_airflow.contract.notice import EXIT_STOPPED
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.health.error_classes import XIDS, ErrorClass, classify_xid
 from hetero_airflow.recovery.evidence import Evidence
-from hetero_airflow.recovery.failure import MAX_EVIDENCE, FailureClass
+from hetero_airflow.recovery.failure import MAX_EVIDENCE, Failure, FailureClass
 
-EXIT_STOPPED = 85
-"""Exit code of a process that saved and ended after a notice: `hetero_airflow.runtime.notice.EXIT_STOPPED`."""
+_CERTAIN = frozenset({FailureClass.PREEMPTED, FailureClass.HUNG, FailureClass.HARDWARE})
+"""Classes that a fatal XID does not replace."""
 
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
 _FATAL_XIDS = "|".join(str(xid) for xid, (error_class, _) in sorted(XIDS.items()) if error_class is ErrorClass.FATAL)
@@ -117,7 +120,7 @@ IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 
 FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
-    _last(_F.PREEMPTED, "hetero_airflow.runtime.notice", "hetero_airflow.runtime.notice.Stopped"),
+    _last(_F.PREEMPTED, "hetero_airflow.contract.notice", "hetero_airflow.contract.notice.Stopped"),
     _fact(_F.NO_START, "Kubernetes' message about a pod that waits, or about a quota", _not_started),
     _fact(_F.HUNG, "the hang watch of hetero_airflow itself", _hung),
     _last(_F.LOST_WORKER, "hetero_airflow.errors: another run has the task's lease",
@@ -239,6 +242,52 @@ def classify(evidence: Evidence) -> Classification:
         if match is not None:
             return Classification(sign.failure_class, _shortened(match), sign.is_of_host)
     return Classification(FailureClass.UNKNOWN, _shortened(_end_text(evidence)))
+
+
+def failure_of(
+    evidence: Evidence, lease: TaskLease | None, epoch: int, now: datetime, step: int | None = None
+) -> Failure:
+    """The record of a run that failed.
+
+    :param lease: its lease; None without one
+    :param epoch: the task instance's `max_tries`
+    :param step: the last step that it finished
+    """
+    classification = classify(evidence)
+    failure_class = classification.failure_class
+    if lease is not None and lease.is_remote and evidence.final_exception_type in IMPORT_ERRORS:
+        failure_class = FailureClass.CODE_ERROR  # another worker may have the module
+    is_cpu = lease is not None and lease.kind == "cpu"
+    has_device = lease is not None and not is_cpu and not lease.simulated
+    if failure_class is FailureClass.WORKER and not classification.is_of_host and not has_device:
+        failure_class = FailureClass.CODE_ERROR  # it uses a device that it has not leased
+    host_memory_bytes = lease.memory_bytes or None if lease and is_cpu else None
+    return Failure(
+        failure_class=failure_class,
+        evidence=classification.evidence,
+        worker=lease.worker if lease else None,
+        device_ids=lease.ids if lease and not is_cpu else (),
+        is_of_host=classification.is_of_host,
+        at=now,
+        epoch=epoch,
+        token=lease.token if lease else None,
+        memory_bytes=lease.memory_bytes or None if lease and not is_cpu else None,
+        host_memory_bytes=evidence.host_memory_bytes or host_memory_bytes,
+        step=step,
+    )
+
+
+def with_xid_cause(failure: Failure, xids: Sequence[tuple[str, int]]) -> Failure:
+    """The failure as a hardware failure, if the driver reported a fatal error that the task itself could not see.
+
+    :param xids: (device id, XID) of the fatal errors that the driver reported for its devices while it ran
+    """
+    if not xids or failure.failure_class in _CERTAIN:
+        return failure
+    classification = classify(Evidence(xids=tuple(xids)))
+    return failure.model_copy(
+        update={"failure_class": classification.failure_class, "evidence": classification.evidence}
+    )
 
 
 def _end_text(evidence: Evidence) -> str:

@@ -34,6 +34,7 @@ from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 
 from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.recovery.failure import MAX_FAILURES, FailureClass
+from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_bytes, parse_duration_s
 
 MAX_TEXT = 20_000
@@ -147,6 +148,15 @@ def parse_rules(text: str, where: str = "[hetero] recovery_rules") -> Rules:
             remedy = f"Use {', '.join([*FailureClass, 'waiting'])}"
             raise SettingsError(f"{where}: {shorten(name)}", found="no such class of failure", remedy=remedy)
     return Rules(MappingProxyType(rules), waiting_s)
+
+
+def configured_rules(conf: Any) -> Rules:
+    """The rules of the option in a task's process.
+
+    :param conf: Airflow's configuration there
+    :raises SettingsError: they can't be read
+    """
+    return parse_rules(str(conf.get(SECTION, "recovery_rules", fallback=default("recovery_rules"))))
 
 
 class _Field(NamedTuple):

@@ -20,16 +20,16 @@ from hetero_airflow.checkpoints.manifest import check_metrics
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.clock import Clock
+from hetero_airflow.contract.notice import Stopped, has_notice, read_notice
+from hetero_airflow.contract.progress_file import ProgressFile
+from hetero_airflow.contract.task_lease import current_lease, lease_grant
 from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
 from hetero_airflow.model.grant import Grant
 from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy_files, scratch_error
 from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
-from hetero_airflow.runtime.notice import Stopped, has_notice, read_notice
-from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
-from hetero_airflow.runtime.task_lease import current_lease, lease_grant
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
 
 MAX_STEPS = 10**12

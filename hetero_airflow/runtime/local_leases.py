@@ -1,8 +1,8 @@
 """Leases of local runs: on this machine's devices, without a scheduler. For notebooks, laptops and `dag.test()`.
 
 Discovery, matching and policy are those of the scheduler. In place of the database, the lease files of this host say
-what is taken: those of other local runs, of an executor and of an agent (`engines/held_devices.py`). A local run writes
-one too. The file of a process that was killed counts no more, once no process of the lease is left.
+what is taken: those of other local runs, of an executor and of an agent (`engines.host.held_devices`). A local run
+writes one too. The file of a process that was killed counts no more, once no process of the lease is left.
 """
 
 import atexit
@@ -18,31 +18,31 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
+from hetero_airflow.contract.task_lease import LOCAL_RUN, TaskLease, checked_devices, lease_claims, task_lease
 from hetero_airflow.discovery.device_users import current_users
 from hetero_airflow.discovery.discover import discover
 from hetero_airflow.discovery.used_devices import foreign_users, parse_processes, without_used
-from hetero_airflow.engines.cgroups import covered, create_group
-from hetero_airflow.engines.held_devices import (
+from hetero_airflow.engines.host.cgroups import covered, create_group
+from hetero_airflow.engines.host.held_devices import (
     HeldDevices,
     held_devices,
     live_lease_files,
     remove_ended_local_runs,
 )
-from hetero_airflow.engines.lease_files import LeaseFileWriter, current_leases, recorded_lease
-from hetero_airflow.engines.lease_folders import local_runs_locked
+from hetero_airflow.engines.host.lease_files import LeaseFileWriter, current_leases, recorded_lease
+from hetero_airflow.engines.host.lease_folders import local_runs_locked
 from hetero_airflow.errors import DeviceUnavailable, NoLeaseError
 from hetero_airflow.model.arguments import DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Decision, Place, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
-from hetero_airflow.model.worker import Inventory, Worker
+from hetero_airflow.model.worker import Inventory, Worker, parse_labels
 from hetero_airflow.policies import load_policy
-from hetero_airflow.runtime.task_lease import LOCAL_RUN, TaskLease, checked_devices, lease_claims, task_lease
 from hetero_airflow.runtime.visible_devices import bound_to_lease
-from hetero_airflow.settings import LEASE_VARIABLE, SIMULATED_DEVICES_VARIABLE, default
+from hetero_airflow.settings import LEASE_VARIABLE, SECTION, SIMULATED_DEVICES_VARIABLE, default
 from hetero_airflow.store.lease_rules import choose_cores, granted_lease
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -64,6 +64,20 @@ class LocalSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     allowed_processes: str = default("allowed_device_processes")
     exclude_devices: str = default("exclude_devices")
+
+    @classmethod
+    def configured(cls, conf: Any) -> Self:
+        """The options as configured on this host.
+
+        :param conf: Airflow's configuration
+        :raises SettingsError: one of them can't be read
+        """
+
+        def text(name: str) -> str:
+            return str(conf.get(SECTION, name, fallback=default(name))).strip() or default(name)
+
+        labels = parse_labels(text("labels"), f"[{SECTION}] labels")
+        return cls(text("policy"), labels, text("allowed_device_processes"), text("exclude_devices"))
 
 
 DEFAULT_SETTINGS = LocalSettings()

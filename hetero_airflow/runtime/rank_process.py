@@ -20,7 +20,7 @@ from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict
 
-from hetero_airflow.runtime.notice import DUMP_SIGNAL, EXIT_STOPPED, Stopped, replace_file
+from hetero_airflow.contract.notice import DUMP_SIGNAL, EXIT_STOPPED, Stopped, replace_file
 
 RANKS_VARIABLE = "HETERO_AIRFLOW_RANKS"
 """Environment variable with the folder of the ranks' files and pipes; it also marks the children of ranks."""

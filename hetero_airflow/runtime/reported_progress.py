@@ -4,10 +4,10 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+from hetero_airflow.contract.progress_file import ProgressFile
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.run import MAX_STEPS
 from hetero_airflow.runtime.gang.ranks import rank
-from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.settings import CONTROL_VARIABLE
 
 

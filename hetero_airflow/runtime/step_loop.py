@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
+from hetero_airflow.contract.progress_file import ProgressPhase
 from hetero_airflow.errors import (
     CheckpointError,
     CheckpointStoreUnavailable,
@@ -18,7 +19,6 @@ from hetero_airflow.errors import (
 )
 from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.gang.ranks import rank
-from hetero_airflow.runtime.progress_file import ProgressPhase
 from hetero_airflow.runtime.progress_log import ProgressLog
 from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
 from hetero_airflow.runtime.state.restoring import restore

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetero_airflow.runtime.notice import replace_file
+from hetero_airflow.contract.notice import replace_file
 from hetero_airflow.runtime.rank_process import PARENT_VARIABLE, RANKS_VARIABLE, die_with_parent
 
 EXIT_CODES = "exit-codes.json"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.settings import LEASE_VARIABLE
 
 _HIDDEN = {

@@ -32,11 +32,11 @@ from airflow.sdk.execution_time.supervisor import (
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.contract.execution_api import is_outage
-from hetero_airflow.contract.failures import oom_kills
+from hetero_airflow.contract.notice import DUMP_SIGNAL
+from hetero_airflow.contract.task_lease import TaskLease
+from hetero_airflow.engines.host.cgroups import oom_kills
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
-from hetero_airflow.runtime.notice import DUMP_SIGNAL
-from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates, repeat_after_outages
 from hetero_airflow.supervisor.hang_watch import HangWatch

@@ -3,13 +3,15 @@
 import json
 from datetime import datetime
 
-from hetero_airflow.contract.failures import failure_of
-from hetero_airflow.contract.retry_policy import configured_rules
+from airflow.sdk.configuration import conf
+
 from hetero_airflow.contract.state_keys import FAILURES
+from hetero_airflow.contract.task_lease import TaskLease
+from hetero_airflow.recovery.classification import failure_of
 from hetero_airflow.recovery.decisions import RecoveryDecision, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import keep_failure, load_failures
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.recovery.rules import configured_rules
 from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates
 
 
@@ -25,4 +27,4 @@ def judge_end(
     failure = failure_of(evidence, lease, epoch, now)
     records = states.get(FAILURES)
     states.set(FAILURES, json.loads(json.dumps(keep_failure(records, failure))))
-    return decide(failure, load_failures(records), configured_rules(), has_retries=has_retries)
+    return decide(failure, load_failures(records), configured_rules(conf), has_retries=has_retries)

@@ -17,12 +17,13 @@ from typing import Any
 
 from airflow.sdk.configuration import conf
 
+from hetero_airflow.contract.task_lease import TaskLease, checked_devices, lease_claims
 from hetero_airflow.discovery.device_users import lease_users
 from hetero_airflow.discovery.used_devices import foreign_users, parse_processes
-from hetero_airflow.engines.cgroups import create_group, join_group
-from hetero_airflow.engines.held_devices import check_no_local_run
-from hetero_airflow.engines.lease_files import LeaseFile, LeaseFileWriter, current_leases, recorded_lease
-from hetero_airflow.engines.processes import (
+from hetero_airflow.engines.host.cgroups import create_group, join_group
+from hetero_airflow.engines.host.held_devices import check_no_local_run
+from hetero_airflow.engines.host.lease_files import LeaseFile, LeaseFileWriter, current_leases, recorded_lease
+from hetero_airflow.engines.host.processes import (
     LeaseRoot,
     current_ticks,
     descendants,
@@ -31,7 +32,6 @@ from hetero_airflow.engines.processes import (
     process_group,
     process_identity,
 )
-from hetero_airflow.runtime.task_lease import TaskLease, checked_devices, lease_claims
 from hetero_airflow.settings import SECTION, default
 
 _LIBC = ctypes.CDLL(None)

@@ -9,14 +9,14 @@ from typing import Any
 
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
+from hetero_airflow.checkpoints.configured import checkpoint_options, record_installation_key
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import checkpoint_path
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, record_installation_key
-from hetero_airflow.engines.lease_files import LeaseInUse
+from hetero_airflow.contract.task_lease import TaskLease, lease_grant
+from hetero_airflow.engines.host.lease_files import LeaseInUse
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.grant import Grant
 from hetero_airflow.runtime.scratch_folder import ScratchFolder, remove_abandoned
-from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.supervisor.run_processes import RunProcesses, contained_run

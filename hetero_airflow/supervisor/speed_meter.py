@@ -5,9 +5,9 @@ import statistics
 from collections import deque
 from datetime import datetime
 
+from hetero_airflow.contract.progress_file import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import ReportedSpeed
 from hetero_airflow.model.run import MAX_STEPS
-from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 
 ENOUGH_S = 60.0
 """A speed is known after steps for this long."""

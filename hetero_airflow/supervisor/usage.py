@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from hetero_airflow.runtime.notice import DUMP_SIGNAL
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.contract.notice import DUMP_SIGNAL
+from hetero_airflow.contract.task_lease import TaskLease
 
 _RANK = "hetero_airflow.runtime.rank_process"
 

@@ -9,6 +9,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hetero_airflow.clock import Clock
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Device
@@ -19,7 +20,6 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, MeasuredSpeed, RunEnd
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
 from hetero_airflow.units import parse_bytes
 

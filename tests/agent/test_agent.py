@@ -17,10 +17,9 @@ from hetero_airflow.discovery import readings_watch
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.discovery.readings_watch import Answer, ReadingsWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
-from hetero_airflow.engines.held_devices import LocalRunDevices
-from hetero_airflow.engines.lease_files import CurrentLeases, LeaseFile
-from hetero_airflow.engines.processes import ProcessIdentity
-from hetero_airflow.engines.unchecked_leases import UncheckedLeases
+from hetero_airflow.engines.host.held_devices import LocalRunDevices
+from hetero_airflow.engines.host.lease_files import CurrentLeases, LeaseFile, UncheckedLeases
+from hetero_airflow.engines.host.processes import ProcessIdentity
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import DeviceUser, Inventory
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker

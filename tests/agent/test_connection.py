@@ -18,9 +18,8 @@ from hetero_airflow.agent.protocol import Heartbeat, InventoryReport, RefusalCod
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.discovery.health.xid_watch import XidEvent
-from hetero_airflow.engines.held_devices import LocalRunDevices
-from hetero_airflow.engines.lease_files import CurrentLeases
-from hetero_airflow.engines.unchecked_leases import UncheckedLeases
+from hetero_airflow.engines.host.held_devices import LocalRunDevices
+from hetero_airflow.engines.host.lease_files import CurrentLeases, UncheckedLeases
 from hetero_airflow.errors import IdentityError
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth

@@ -16,7 +16,7 @@ import pytest
 
 from hetero_airflow.agent.lease_watch import ABANDONED_AFTER_S, GRACE_S, LeaseWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.engines.host.lease_files import (
     current_process_namespace,
     process_identity,
     read_lease_files,
@@ -29,7 +29,7 @@ from tests.waiting import eventually
 
 SUPERVISOR = """
 import os, sys, time
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.host.lease_files import recorded_lease
 with recorded_lease(sys.argv[1], sys.argv[2]) as note:
     pid = os.fork()
     if pid == 0:

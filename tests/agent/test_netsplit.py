@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event
 
 from hetero_airflow.agent.tokens import hash_secret
-from hetero_airflow.engines.lease_files import process_identity
+from hetero_airflow.engines.host.lease_files import process_identity
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
@@ -70,7 +70,7 @@ agent.Agent("worker-a", "celery", *ports, pause=pause, rng=rng).run()
 
 TASK = """
 import ctypes, os, signal, sys, time
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.host.lease_files import recorded_lease
 with recorded_lease(sys.argv[1], "worker-a") as note:
     pid = os.fork()
     if pid == 0:

@@ -101,9 +101,9 @@ def _workload(index, start, data):
 
 def _publish(run_id, folder):
     """Publish a checkpoint as the task would. Returns when it was published."""
+    from hetero_airflow.checkpoints.configured import checkpoint_options, checkpoint_place, store_credentials
     from hetero_airflow.checkpoints.opening import open_store
     from hetero_airflow.checkpoints.publishing import claim_place, publish
-    from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 
     options = checkpoint_options()
     credentials = store_credentials(options.conn_id)

@@ -9,7 +9,7 @@ import torch
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
+from hetero_airflow.contract.notice import Notice, Stopped, give_notice
 from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
 from hetero_airflow.sensors.checkpoint_source import PublishedCheckpoint
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE

@@ -16,9 +16,9 @@ from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.engines import local
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.engines.host.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.engines.host.processes import process_identity
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.engines.processes import process_identity
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease, a_signer, a_worker
 

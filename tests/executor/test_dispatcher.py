@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.contract.task_lease import lease_grant
 from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, TerminationCause
 from hetero_airflow.errors import EngineError, GrantRefused, StoreUnavailable
@@ -12,7 +13,6 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import Inventory
-from hetero_airflow.runtime.task_lease import lease_grant
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker

@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.contract.progress_file import Progress
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.executor import command_runner
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.model.lease import LeaseState
-from hetero_airflow.runtime.progress_file import Progress
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from airflow.utils.state import TaskInstanceState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero_airflow.contract.notice import Notice
+from hetero_airflow.contract.task_lease import task_lease
 from hetero_airflow.engines.engine import Liveness, TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.commands import Free, Report
@@ -46,8 +48,6 @@ from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.runs import TABLE
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import MAX_TRANSITIONS
-from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.runtime.task_lease import task_lease
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_worker
 
 REQUEST = DeviceRequest.parse("gpu")

@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
+from hetero_airflow.contract.notice import Stopped
+from hetero_airflow.contract.task_lease import TaskGang
 from hetero_airflow.operators import gang_rendezvous
 from hetero_airflow.operators.gang_rendezvous import RENDEZVOUS_KEY, LeaderTimeout, Rendezvous, joined_rendezvous
 from hetero_airflow.operators.rank_group import RankGroup
-from hetero_airflow.runtime.notice import Stopped
-from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.settings import CONTROL_VARIABLE
 
 

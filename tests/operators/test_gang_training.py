@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from hetero_airflow.contract.task_lease import TaskGang
 from hetero_airflow.operators import TorchrunOperator
-from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.testing import a_task_lease

@@ -13,7 +13,6 @@ from kubernetes import client
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import ENVELOPE_KEY
-from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.errors import RequestError
@@ -21,6 +20,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DevicePodOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from hetero_airflow.operators.pod import pod_evidence
+from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.settings import CHECKPOINT_VARIABLE

@@ -7,9 +7,9 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.contract.notice import Notice, Stopped, give_notice
 from hetero_airflow.errors import RequestError, SettingsError
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
-from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.testing import EPOCH, a_signer, a_task_lease

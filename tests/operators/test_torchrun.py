@@ -12,10 +12,10 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
-from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.errors import RequestError
 from hetero_airflow.operators import TorchrunOperator
 from hetero_airflow.operators.rank_group import RankGroup, RanksFailed, failure_of_ranks
+from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.operators.torchrun import without_device
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass

@@ -8,13 +8,13 @@ from airflow.sdk.exceptions import AirflowFailException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetero_airflow.contract import notice
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, LeaseLost
 from hetero_airflow.operators.gang_rendezvous import LeaderTimeout
-from hetero_airflow.recovery.classification import EXIT_STOPPED, FAILURE_SIGNS, Classification, classify
+from hetero_airflow.recovery.classification import FAILURE_SIGNS, Classification, classify
 from hetero_airflow.recovery.evidence import Evidence, chain_of
 from hetero_airflow.recovery.evidence import RaisedException as Raised
 from hetero_airflow.recovery.failure import MAX_EVIDENCE, FailureClass
-from hetero_airflow.runtime import notice
 
 F = FailureClass
 
@@ -31,7 +31,7 @@ def logged(text: str, code: int = 1) -> Evidence:
 MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
     ("notice", F.PREEMPTED, Evidence(notice="for a task of class urgent", exit_code=-15)),
     ("saved and ended", F.PREEMPTED, Evidence(exit_code=85)),
-    ("Stopped", F.PREEMPTED, raised("saved at step 70", "hetero_airflow.runtime.notice.Stopped")),
+    ("Stopped", F.PREEMPTED, raised("saved at step 70", "hetero_airflow.contract.notice.Stopped")),
     ("hung", F.HUNG, Evidence(hung_s=900, exit_code=-9)),
     ("unscheduled pod", F.NO_START, Evidence(start_problem="0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")),
     ("fenced out", F.LOST_WORKER, raised("token 3", "hetero_airflow.errors.FencedOut")),
@@ -289,10 +289,6 @@ def test_a_hostile_text_does_not_slow_the_classification(text):
     assert classify(Evidence(log=text, exit_code=1)) == Classification(FailureClass.UNKNOWN, "exit code 1")
     many = tuple(Raised(text, text) for _ in range(40))
     assert classify(Evidence(raised=many)).failure_class is FailureClass.UNKNOWN
-
-
-def test_the_exit_code_of_a_stopped_process_is_that_of_the_runtime():
-    assert EXIT_STOPPED == notice.EXIT_STOPPED
 
 
 @pytest.mark.parametrize(

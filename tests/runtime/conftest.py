@@ -9,8 +9,8 @@ import pytest
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.contract.notice import Notice, give_notice
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
-from hetero_airflow.runtime.notice import Notice, give_notice
 
 Begin = Callable[..., CheckpointSession]
 """What begins a new run of the task."""

@@ -4,9 +4,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.contract.notice import NOTICE
 from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.callbacks import AccelerateState, lightning_checkpoint
-from hetero_airflow.runtime.notice import NOTICE
 from hetero_airflow.runtime.state.tree import stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 

@@ -18,6 +18,8 @@ from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import publish
+from hetero_airflow.contract.notice import NOTICE
+from hetero_airflow.contract.progress_file import read_progress
 from hetero_airflow.errors import (
     CheckpointStoreUnavailable,
     FencedOut,
@@ -27,8 +29,6 @@ from hetero_airflow.errors import (
     SettingsError,
 )
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.notice import NOTICE
-from hetero_airflow.runtime.progress_file import read_progress
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.testing import a_signer, a_task_lease
 

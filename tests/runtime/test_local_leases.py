@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.engines.host.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.errors import DeviceUnavailable, NoLeaseError, RequestError
 from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.lease import Claim
@@ -58,7 +58,7 @@ def test_a_lease_lasts_until_it_is_released_and_a_process_has_one():
 def test_a_fork_does_not_give_the_lease_of_its_parent_back(end, tmp_path):
     script = f"""
 import os, sys
-from hetero_airflow.engines.lease_files import read_lease_files
+from hetero_airflow.engines.host.lease_files import read_lease_files
 from hetero_airflow.runtime import local_lease
 held = local_lease("gpu")
 if os.fork() == 0:

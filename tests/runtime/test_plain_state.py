@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.step_loop import StepLoop
 from tests.runtime.conftest import Begin
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hetero_airflow.runtime.notice import Stopped
+from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.runtime.rank_process import (
     PARENT_VARIABLE,
     RANKS_VARIABLE,
@@ -52,7 +52,7 @@ def test_a_module_runs_as_well(run, tmp_path):
 
 
 def test_a_rank_that_stopped_on_request_reports_that_and_exits_with_0(run):
-    stops = "from hetero_airflow.runtime.notice import Stopped\nraise Stopped(step=4, cause='urgent work')"
+    stops = "from hetero_airflow.contract.notice import Stopped\nraise Stopped(step=4, cause='urgent work')"
     code, end, _ = run(stops)
     assert (code, end.stopped, end.saved_step) == (0, "urgent work", 4)
     code, end, _ = run(f"import sys\nsys.exit({Stopped(step=None, cause='').code})")

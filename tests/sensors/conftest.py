@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 
+from hetero_airflow.checkpoints.configured import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.publishing import claim_place
 from hetero_airflow.checkpoints.publishing import publish as publish_entry
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 
 DAG_FILE = """
 from airflow.sdk import DAG

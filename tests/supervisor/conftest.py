@@ -16,7 +16,7 @@ from airflow.executors.workloads.base import BundleInfo
 from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.sdk.api.client import Client
 
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.host.lease_files import recorded_lease
 from hetero_airflow.supervisor.coordinator import DeviceSupervisor
 from hetero_airflow.supervisor.run_processes import RunProcesses
 from hetero_airflow.testing import a_task_lease

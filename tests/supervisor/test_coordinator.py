@@ -15,14 +15,14 @@ from airflow.sdk.exceptions import TaskAlreadyRunningError
 from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.contract.task_lease import lease_claims
+from hetero_airflow.engines.host.lease_files import (
     LeaseFile,
     current_process_namespace,
     process_identity,
     read_lease_files,
 )
 from hetero_airflow.errors import GrantRefused
-from hetero_airflow.runtime.task_lease import lease_claims
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.supervisor import coordinator
 from hetero_airflow.supervisor.run_start import control_folder
@@ -178,7 +178,7 @@ def test_a_task_without_a_lease_has_no_file(run):
 
 
 FIRST_RUN = """
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.host.lease_files import recorded_lease
 with recorded_lease("r1.7", "worker-a"):
     print("recorded", flush=True)
     input()

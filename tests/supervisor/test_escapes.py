@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
-from hetero_airflow.engines.cgroups import can_create_groups
-from hetero_airflow.engines.lease_files import LeaseFile
-from hetero_airflow.engines.processes import process_identity
+from hetero_airflow.engines.host.cgroups import can_create_groups
+from hetero_airflow.engines.host.lease_files import LeaseFile
+from hetero_airflow.engines.host.processes import process_identity
 from tests.effort import effort, long
 from tests.waiting import eventually
 

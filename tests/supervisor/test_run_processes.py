@@ -12,11 +12,11 @@ from hetero_airflow.discovery import device_users
 from hetero_airflow.discovery.device_users import with_users
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.readings_watch import ReadingsWatch
-from hetero_airflow.engines.cgroups import create_group
 from hetero_airflow.engines.engine import LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.engines.host.cgroups import create_group
+from hetero_airflow.engines.host.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.engines.host.processes import process_identity
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.engines.processes import process_identity
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.model.device import NODE_KEY

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetero_airflow.engines import lease_files
-from hetero_airflow.engines.lease_files import LeaseInUse, recorded_lease
-from hetero_airflow.engines.lease_folders import lease_folders
-from hetero_airflow.engines.processes import process_identity
+from hetero_airflow.engines.host import lease_files
+from hetero_airflow.engines.host.lease_files import LeaseInUse, recorded_lease
+from hetero_airflow.engines.host.lease_folders import lease_folders
+from hetero_airflow.engines.host.processes import process_identity
 from hetero_airflow.supervisor.run_start import prepared_run
 from hetero_airflow.testing import a_task_lease
 from tests.open_node import process_that_opens

@@ -19,13 +19,13 @@ from sqlalchemy import delete, func, inspect, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from hetero_airflow.checkpoints.configured import checkpoint_options
 from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.output import cell, show
 from hetero_airflow.cli.setup.config import configured
-from hetero_airflow.contract.checkpoint_place import checkpoint_options
 from hetero_airflow.contract.local_run import LOCAL_RUNS
-from hetero_airflow.engines.lease_files import current_leases
-from hetero_airflow.engines.lease_folders import lease_folders
+from hetero_airflow.engines.host.lease_files import current_leases
+from hetero_airflow.engines.host.lease_folders import lease_folders
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.executor.db_manager import HeteroDBManager
 from hetero_airflow.store import tables

@@ -11,10 +11,10 @@ from airflow.executors.base_executor import get_execution_api_server_url
 from airflow.sdk.api.client import Client
 from sqlalchemy import Engine
 
+from hetero_airflow.checkpoints.configured import checkpoint_options, configured_store, record_installation_key
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.setup.checks import Finding
-from hetero_airflow.contract.checkpoint_place import checkpoint_options, configured_store, record_installation_key
 from hetero_airflow.contract.execution_api import find_problem
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, SettingsError
 from hetero_airflow.store.sql.lease_trial import try_lease

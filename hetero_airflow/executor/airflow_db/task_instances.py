@@ -16,10 +16,10 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from hetero_airflow.contract.state_keys import LEASE
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, write_state
 from hetero_airflow.executor.airflow_db.template_context import read_context
 from hetero_airflow.model.gang import GangMember, gang_member
-from hetero_airflow.runtime.task_lease import TaskLease
 
 _MAX_GANGS = 100
 """The gangs in one query: databases limit the size of a statement."""

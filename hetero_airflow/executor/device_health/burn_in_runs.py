@@ -11,9 +11,9 @@ from typing import IO
 
 from pydantic import ValidationError
 
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.discovery.health.burn_in import BurnInOutcome, BurnInResult
 from hetero_airflow.model.device import Device
-from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.runtime.visible_devices import lease_environment
 
 COMMAND = (sys.executable, "-P", "-m", "hetero_airflow.discovery.health.burn_in")

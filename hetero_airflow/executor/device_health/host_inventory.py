@@ -8,16 +8,16 @@ from functools import partial
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.readings_watch import ReaderProcess, ReadingsWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
-from hetero_airflow.engines.cgroups import covered
-from hetero_airflow.engines.held_devices import LocalRunDevices
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.engines.host.cgroups import covered
+from hetero_airflow.engines.host.held_devices import LocalRunDevices
+from hetero_airflow.engines.host.lease_files import (
+    UncheckedLeases,
     current_leases,
     current_process_namespace,
     read_lease_files,
     remove_lease_file,
 )
-from hetero_airflow.engines.processes import lease_processes
-from hetero_airflow.engines.unchecked_leases import UncheckedLeases
+from hetero_airflow.engines.host.processes import lease_processes
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.clock import Periods
+from hetero_airflow.contract.task_lease import TaskGang
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.gangs.sizes import GangAttempt, GangSizes
@@ -26,7 +27,6 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.runtime.gang.network import network_settings
-from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.store.store import LeaseMove, Store
 
 _WATCH_EVERY_S = 2.0

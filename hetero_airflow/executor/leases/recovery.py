@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from hetero_airflow.contract.failures import failure_of, with_xid_cause
 from hetero_airflow.contract.state_keys import FAILURES
+from hetero_airflow.contract.task_lease import TaskLease
+from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import Note
@@ -24,11 +25,11 @@ from hetero_airflow.recovery.adjustment import (
     request_after_waiting,
     with_avoided_labels,
 )
+from hetero_airflow.recovery.classification import failure_of, with_xid_cause
 from hetero_airflow.recovery.decisions import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures, replace_failure
 from hetero_airflow.recovery.rules import Action, Rules
-from hetero_airflow.runtime.task_lease import TaskLease
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,19 @@ class TaskRecovery:
             avoiding = [request for request, alternative in alternatives if AVOIDED_LABEL in alternative.labels]
             self._marked = workers, pending, with_avoided_labels(workers, avoiding) if avoiding else workers
         return replace(snapshot, workers=self._marked[2])
+
+
+def evidence_of_loss(cause: TerminationCause | None, xids: tuple[tuple[str, int], ...]) -> Evidence:
+    """What the scheduler knows about the end of a process and its supervisor.
+
+    :param cause: what its cluster reports; None without a report, or without a cluster
+    :param xids: (device id, XID) of the fatal errors that the driver reported for its devices while it ran
+    """
+    if cause is not None and cause.is_out_of_memory:
+        return Evidence(oom_kills=1, host_memory_bytes=cause.host_memory_bytes)
+    if cause is not None and cause.worker_problem is not None:
+        return Evidence(worker_problem=cause.worker_problem)
+    return Evidence(is_gone=True, xids=xids)
 
 
 def _read(keys: Collection[Any]) -> dict[Any, Any]:

@@ -14,9 +14,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.runtime.task_lease import TaskLease
 
 _FAILURES = (RunEnd.FAILED, RunEnd.LOST)
 

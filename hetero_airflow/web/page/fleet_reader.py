@@ -9,12 +9,12 @@ from airflow.models.taskinstancekey import TaskInstanceKey
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from hetero_airflow.contract.progress_file import Progress
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import CALL_LIMIT_S, StateCalls, read_states
 from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.runtime.progress_file import Progress
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers, wanted_workers
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.web.page.etags import READINGS_S

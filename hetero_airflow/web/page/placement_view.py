@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hetero_airflow.contract.progress_file import Progress
 from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines
 from hetero_airflow.executor.explanation.transition_text import transition_text
 from hetero_airflow.model.device import Device, device_tokens, matches_model
@@ -15,7 +16,6 @@ from hetero_airflow.model.plan import PAUSED, Account, AlternativeAccount, Candi
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
-from hetero_airflow.runtime.progress_file import Progress
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.lease_history import PastLease
 from hetero_airflow.store.sql.queue import WaitingRequest

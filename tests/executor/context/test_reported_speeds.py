@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.contract.progress_file import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress, ReportedSpeed
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.context.reported_speeds import FIRST_S, OFTEN_S
 from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED
-from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 
 A100 = "nvidia/a100-sxm4-40gb"
 

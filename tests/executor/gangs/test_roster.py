@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.contract.task_lease import TaskGang
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.gangs import roster
 from hetero_airflow.model.lease import LeaseState
-from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.store.store import LeaseMove, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_worker
 

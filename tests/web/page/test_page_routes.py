@@ -4,12 +4,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from hetero_airflow.contract.progress_file import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.run import Transition
-from hetero_airflow.runtime.progress_file import Progress, ProgressPhase
 from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, TransitionsNoted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker

@@ -15,6 +15,7 @@ from hetero_airflow.model.worker import Worker
 
 _PREFIX = "hetero-lease-"
 _MAX_NAME = 200
+_ROOT = Path("/sys/fs/cgroup")
 
 
 def current_group(root: Path = Path("/")) -> Path | None:
@@ -106,3 +107,17 @@ def remove_group(group: Path) -> None:
     """Remove a group. One that still has processes stays."""
     with suppress(OSError):
         group.rmdir()
+
+
+def oom_kills(pid: int) -> int | None:
+    """How many processes in the cgroup of a process the kernel has killed because memory ran out; None if unknown.
+
+    Read from ``memory.events`` of cgroup v2, which has lines such as ``oom_kill 3``.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        cgroup = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        for line in (_ROOT / cgroup / "memory.events").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None

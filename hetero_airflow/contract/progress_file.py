@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.clock import Clock
-from hetero_airflow.runtime.notice import replace_file
+from hetero_airflow.contract.notice import replace_file
 
 PROGRESS = "progress"
 """Name of the file in the folder."""

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from hetero_airflow.contract.envelope import add_lease
-from hetero_airflow.engines import lease_folders as places
-from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease, recorded_run
-from hetero_airflow.engines.lease_folders import lease_folders
+from hetero_airflow.engines.host import lease_folders as places
+from hetero_airflow.engines.host.lease_files import read_lease_files, recorded_lease, recorded_run
+from hetero_airflow.engines.host.lease_folders import lease_folders
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.supervisor.coordinator import DeviceCoordinator, DeviceSupervisor
 from hetero_airflow.testing import a_task_lease

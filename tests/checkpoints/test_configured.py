@@ -1,13 +1,13 @@
 import pytest
 from airflow.sdk import Connection
 
-from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
-from hetero_airflow.contract.checkpoint_place import (
+from hetero_airflow.checkpoints.configured import (
     CheckpointOptions,
     checkpoint_options,
     checkpoint_place,
     store_credentials,
 )
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.errors import SettingsError
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetero_airflow.engines.processes import LeaseRoot, end_processes, lease_processes
+from hetero_airflow.engines.host.processes import LeaseRoot, end_processes, lease_processes
 from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.engines.host.lease_files import (
     LeaseFile,
     current_process_namespace,
     read_lease_files,
     remove_lease_file,
 )
-from hetero_airflow.engines.lease_folders import usual_folders
-from hetero_airflow.engines.processes import lease_processes
+from hetero_airflow.engines.host.lease_folders import usual_folders
+from hetero_airflow.engines.host.processes import lease_processes
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.snapshot import DeviceUsage

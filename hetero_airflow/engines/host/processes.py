@@ -24,7 +24,7 @@ from typing import NamedTuple
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from hetero_airflow.engines.cgroups import group_pids, kill_group
+from hetero_airflow.engines.host.cgroups import group_pids, kill_group
 from hetero_airflow.settings import LEASE_VARIABLE
 
 _PROC = Path("/proc")

@@ -1,15 +1,16 @@
 from datetime import timedelta
 
 import pytest
+from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.retry_policy import RetryAction
 
-from hetero_airflow.contract.failures import failure_of
-from hetero_airflow.contract.retry_policy import MAX_REASON, DeviceRetryPolicy, configured_rules
 from hetero_airflow.contract.state_keys import FAILURES
 from hetero_airflow.errors import NoLeaseError, SettingsError
+from hetero_airflow.operators.retry_policy import MAX_REASON, DeviceRetryPolicy
+from hetero_airflow.recovery.classification import failure_of
 from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import MAX_EVIDENCE, Failure, keep_failure
-from hetero_airflow.recovery.rules import DEFAULTS, parse_rules
+from hetero_airflow.recovery.rules import DEFAULTS, configured_rules, parse_rules
 from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import EPOCH, a_task_lease
 
@@ -121,7 +122,7 @@ def test_a_reason_fits_into_airflows_column(monkeypatch):
 
 
 def test_the_rules_are_those_of_the_configuration(monkeypatch):
-    assert configured_rules() == DEFAULTS
+    assert configured_rules(conf) == DEFAULTS
     monkeypatch.setenv("AIRFLOW__HETERO__RECOVERY_RULES", '{"user_error": {"action": "retry"}}')
     assert DeviceRetryPolicy().evaluate(SyntaxError("x"), 1, 3).action is RetryAction.RETRY
 

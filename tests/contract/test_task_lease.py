@@ -1,8 +1,8 @@
 from datetime import timedelta
 
+from hetero_airflow.contract.task_lease import TaskLease, lease_claims, task_lease
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.runtime.task_lease import TaskLease, lease_claims, task_lease
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
 

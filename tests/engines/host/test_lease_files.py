@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hetero_airflow.engines.held_devices import (
+from hetero_airflow.engines.host.held_devices import (
     HeldByLocalRun,
     LocalRunDevices,
     check_no_local_run,
@@ -17,14 +17,14 @@ from hetero_airflow.engines.held_devices import (
     live_lease_files,
     remove_ended_local_runs,
 )
-from hetero_airflow.engines.lease_files import (
+from hetero_airflow.engines.host.lease_files import (
     LeaseFile,
     current_process_namespace,
     process_identity,
     read_lease_files,
     recorded_lease,
 )
-from hetero_airflow.engines.lease_folders import lease_folders, local_runs_locked
+from hetero_airflow.engines.host.lease_folders import lease_folders, local_runs_locked
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
@@ -103,7 +103,7 @@ HALF, WHOLE = Claim("GPU-0", 500, 2**34), Claim("GPU-0", 1000, 2**35)
 
 HOLD = """
 import sys, time
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.host.lease_files import recorded_lease
 from hetero_airflow.model.lease import Claim
 with recorded_lease("killed", "host (local run)", claims=(Claim("GPU-0", 1000),), local_run="a.b"):
     print("held", flush=True)
@@ -166,7 +166,7 @@ def test_what_a_killed_local_run_held_is_free_at_once():
 
 def test_two_local_runs_never_decide_at_the_same_time_and_a_killed_one_stops_none():
     script = (
-        "from hetero_airflow.engines.lease_folders import local_runs_locked\nimport time\n"
+        "from hetero_airflow.engines.host.lease_folders import local_runs_locked\nimport time\n"
         "with local_runs_locked():\n    print('locked', flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as first:

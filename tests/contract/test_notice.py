@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from hetero_airflow.runtime.notice import NOTICE, Stopped, give_notice, has_notice, read_notice
+from hetero_airflow.contract.notice import NOTICE, Stopped, give_notice, has_notice, read_notice
 from tests.runtime.conftest import GIVEN
 
 
@@ -27,7 +27,7 @@ def test_a_notice_that_cannot_be_read_stops_the_task_too(tmp_path) -> None:
 
 def test_stopped_passes_except_exception_and_is_an_exit_code() -> None:
     code = (
-        "from hetero_airflow.runtime.notice import Stopped\n"
+        "from hetero_airflow.contract.notice import Stopped\n"
         "try:\n    raise Stopped(step=4, cause='preempted')\n"
         "except Exception:\n    pass\n"
     )

@@ -6,15 +6,14 @@ from typing import Any
 from airflow.sdk import Context, RetryDecision, RetryPolicy
 from airflow.sdk.configuration import conf
 
-from hetero_airflow.contract.failures import failure_of
 from hetero_airflow.contract.state_keys import FAILURES
+from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.errors import NoLeaseError
+from hetero_airflow.recovery.classification import failure_of
 from hetero_airflow.recovery.decisions import Fail, Requeue, decide, retries_text
 from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import Failure, load_failures
-from hetero_airflow.recovery.rules import Rules, parse_rules
-from hetero_airflow.runtime.task_lease import current_lease
-from hetero_airflow.settings import SECTION, default
+from hetero_airflow.recovery.rules import Rules, configured_rules
 
 MAX_REASON = 500
 """Airflow keeps this many characters of a reason."""
@@ -45,7 +44,7 @@ class DeviceRetryPolicy(RetryPolicy):
 
         :raises SettingsError: the rules can't be read; Airflow then acts as without a policy, and logs it
         """
-        rules = self._rules if self._rules is not None else configured_rules()
+        rules = self._rules if self._rules is not None else configured_rules(conf)
         history = _history(context)
         token = _token()
         recorded = [failure for failure in history if token is not None and failure.token == token]
@@ -60,15 +59,6 @@ class DeviceRetryPolicy(RetryPolicy):
             reason = f"{cause}: {retries_text(has_retries)}."
         delay = timedelta(seconds=decision.delay_s) if decision.delay_s else None
         return RetryDecision.retry(delay, reason[:MAX_REASON])
-
-
-def configured_rules() -> Rules:
-    """The rules of ``[hetero] recovery_rules``, read in a task's process.
-
-    :raises SettingsError: they can't be read
-    """
-    text = conf.get(SECTION, "recovery_rules", fallback=default("recovery_rules"))
-    return parse_rules(str(text), f"[{SECTION}] recovery_rules")
 
 
 def _new_failure(exception: BaseException, epoch: int, token: int | None) -> Failure:
