@@ -193,7 +193,7 @@ def placeable_gang(snapshot: Snapshot, members: Sequence[PendingRequest], least:
 
 def _why_not_placed(snapshot: Snapshot, members: Sequence[PendingRequest], policy: Policy) -> Reason | None:
     """Why a cycle would not place a gang on the idle workers; None if it would."""
-    store = MemoryStore(keeps_history=False)
+    store = MemoryStore()
     store.record([*map(WorkerSeen, snapshot.workers), *map(RequestSubmitted, members)], START)
     cycle = Cycle(
         store,

@@ -85,7 +85,7 @@ class Simulation:
         self._by_request: dict[str, JobRun] = {}
         first, last = self._options.measured
         self._unended = {job.id for job in jobs[first:last]}
-        self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
+        self._store, self._engine = MemoryStore(), SimulatedEngine()
         preemptor = self._engine if self._options.can_preempt else None
         self._cycle = Cycle(
             self._store,

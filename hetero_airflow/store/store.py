@@ -305,4 +305,4 @@ class RequestHistory:
 
 
 MAX_RUNS = 10_000
-"""Runs that a history returns at once, and that a store in memory keeps. Reading them from SQLite takes 1 s."""
+"""Runs that a history returns at once. Reading them from SQLite takes 1 s."""
