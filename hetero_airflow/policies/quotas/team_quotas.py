@@ -38,7 +38,7 @@ from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.policy import Policy, period_of
-from hetero_airflow.policies.quotas.team_devices import DevicesByTeam, TeamDevices, wanted_accelerators
+from hetero_airflow.policies.quotas.team_devices import DevicesByTeam, Team, wanted_accelerators
 
 Unit = tuple[PendingRequest, ...]
 """A single request, or all waiting members of a gang."""
@@ -129,7 +129,7 @@ class TeamQuotas:
         self,
         pending: PendingRequest,
         unit: Unit,
-        team: TeamDevices,
+        team: Team,
         teams: DevicesByTeam,
         reasons: dict[tuple[TeamPath, str, float], Reason],
     ) -> Wait:
@@ -146,11 +146,11 @@ class TeamQuotas:
         return Wait(pending.id, 0, reasons[key], Account(self.name, "waits for the quota of its team"))
 
 
-def _units_above_quotas(snapshot: Snapshot, queue: Sequence[Unit], first: Plan) -> list[tuple[Unit, TeamDevices]]:
+def _units_above_quotas(snapshot: Snapshot, queue: Sequence[Unit], first: Plan) -> list[tuple[Unit, Team]]:
     """The units that would exceed a quota, in the order of the queue, each with the team whose quota it is."""
     teams = DevicesByTeam(snapshot)
     placed = {place.request_id for place in first.places}
-    above: list[tuple[Unit, TeamDevices]] = []
+    above: list[tuple[Unit, Team]] = []
     for unit in sorted(queue, key=lambda unit: unit[0].id not in placed):
         team = teams.exceeded_by(unit)
         if team is None:
