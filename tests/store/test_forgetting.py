@@ -16,7 +16,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.tallies.in_sql import read_tallies
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import (
