@@ -29,7 +29,7 @@ from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_age, by_priority
-from hetero_airflow.policies.core.request_progress import RequestProgress, requested_devices
+from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.quotas.team_devices import Team, TeamTree
 
 CHARGED_S = 3600.0
@@ -159,8 +159,8 @@ def _turn(team: Team) -> tuple[float, TeamPath]:
 
 def _requested(pending: PendingRequest) -> tuple[str, float]:
     """The kind and the number of devices that a request wants, by its first alternative."""
-    kind = "cpu" if pending.request.alternatives[0].kind == "cpu" else "accelerator"
-    return kind, requested_devices(pending.request)
+    first = pending.request.alternatives[0]
+    return "cpu" if first.kind == "cpu" else "accelerator", first.devices
 
 
 def _device_counts(snapshot: Snapshot) -> dict[str, float]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import TeamPath, TeamShares
-from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,7 @@ class DevicesByTeam(TeamTree):
         for lease in snapshot.leases:
             holder = snapshot.holders.get(lease.request_id)
             if holder is not None:
-                team, devices = self.team_of(holder), accelerators(holder.request.alternatives[lease.alternative])
+                team, devices = self.team_of(holder), holder.request.alternatives[lease.alternative].accelerators
                 team.hold(devices)
                 self._leases.append((team, devices, lease))
 
@@ -120,9 +119,4 @@ def wanted_accelerators(unit: Iterable[PendingRequest]) -> float:
 
 @lru_cache(maxsize=4096)
 def _most_accelerators(request: DeviceRequest) -> float:
-    return max(map(accelerators, request.alternatives))
-
-
-def accelerators(alternative: Alternative) -> float:
-    """How many accelerators an alternative takes; a share counts as its fraction, and cores as nothing."""
-    return 0.0 if alternative.kind == "cpu" else alternative.count * alternative.share_milli / MILLI_PER_DEVICE
+    return max(alternative.accelerators for alternative in request.alternatives)
