@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.lease import TERMINAL, Claim, Lease, LeaseState
+from hetero_airflow.model.lease import TERMINAL, Claim, Lease
 from hetero_airflow.model.plan import Place, Plan, Refuse
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -90,22 +90,6 @@ class MemoryStore:
                 has_ended = True
         self._sequence += bool(leases) or has_ended
         return CommitResult(tuple(leases), tuple(refused))
-
-    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
-        forgotten_ids: set[str] = set()
-        is_visible = False
-        for lease_id, token in holds:
-            lease = self._held(lease_id, token)
-            if lease is None:
-                forgotten_ids.add(lease_id)
-                continue
-            state = LeaseState.PREEMPTED if lease.state == LeaseState.PREEMPTED else LeaseState.ACTIVE
-            if lease.state != state or lease.expires_at != expires_at:
-                self._change(lease, state=state, expires_at=expires_at)
-                is_visible = True
-        self._sequence += is_visible
-        return frozenset(forgotten_ids)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; returns the result of each move, in order; see the port."""

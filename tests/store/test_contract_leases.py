@@ -13,7 +13,6 @@ from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lea
 from tests.store.contract import IN_MEMORY_TOO, LATER, MUCH_LATER, grant, prepare, release
 
 
-@IN_MEMORY_TOO
 def test_a_renewed_lease_is_active_and_lasts_longer(store):
     prepare(store, "r1", "r2")
     first, second = grant(store, a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
@@ -30,7 +29,6 @@ def test_a_renewed_lease_is_active_and_lasts_longer(store):
     assert store.snapshot() is after
 
 
-@IN_MEMORY_TOO
 def test_what_is_not_held_with_that_token_is_reported_and_not_renewed(store):
     prepare(store, "r1", "r2", "r3")
     held, with_other_token, ended = grant(store, *(a_place(r, cpu=1000) for r in ("r1", "r2", "r3")))
@@ -67,7 +65,6 @@ def test_who_holds_a_lease_is_known_until_it_ends(store):
     assert (store.snapshot().pending, store.snapshot().holders) == ((), {})
 
 
-@IN_MEMORY_TOO
 def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(store):
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))

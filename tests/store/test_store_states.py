@@ -119,11 +119,6 @@ class Stores(RuleBasedStateMachine):
             self.newest = lease.token
         return made.leases[0] if made.leases else None
 
-    @rule(held=st.lists(leases, max_size=3), off=TOKENS, hours=st.integers(1, 3))
-    def renew(self, held, off, hours) -> None:
-        holds = [(lease.id, lease.token + (off == 2)) for lease in held if lease]
-        self.both("renew", holds, EPOCH + timedelta(hours=hours))
-
     @rule(lease=leases, to=st.sampled_from(LeaseState), off=TOKENS)
     def move(self, lease, to, off) -> None:
         if lease and lease.id in {live.id for live in self.memory.snapshot().leases}:

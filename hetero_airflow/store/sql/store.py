@@ -106,7 +106,10 @@ class SqlStore:
             return write(can_grant=False)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
+        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token.
+
+        A granted or expired lease becomes active; a preempted one stays preempted.
+        """
         if not holds:
             return frozenset()
         with self._write() as transaction:
