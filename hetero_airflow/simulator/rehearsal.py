@@ -16,11 +16,8 @@ from hetero_airflow.simulator.initial_jobs import EstimateCase, InitialJob, expe
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, runnable_tasks
 from hetero_airflow.simulator.record import JobRecord
-from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.simulation import NEVER_S, Simulation
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
-
-NEVER_S = 10 * 365 * 86400.0
-"""The reported time of what does not happen within the simulation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.planned_tasks import PlannedTask
-from hetero_airflow.simulator.rehearsal import NEVER_S, Rehearsal, RehearsedTask, rehearse
+from hetero_airflow.simulator.rehearsal import Rehearsal, RehearsedTask, rehearse
+from hetero_airflow.simulator.simulation import NEVER_S
 from hetero_airflow.store.snapshot_file import SAVE_ONE, read_snapshot
 from hetero_airflow.units import parse_duration_s
 

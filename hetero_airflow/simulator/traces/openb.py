@@ -174,11 +174,9 @@ def fill(workload: Workload, demand: float, seed: int) -> Workload:
             break
         jobs.append(replace(job, id=f"{job.id}-copy-{number}"))
     rng.shuffle(jobs)
-    return replace(workload, jobs=tuple(_at(job, second) for second, job in enumerate(jobs)))
-
-
-def _at(job: Job, second: int) -> Job:
-    return replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
+    for second, job in enumerate(jobs):
+        jobs[second] = replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
+    return replace(workload, jobs=tuple(jobs))
 
 
 def _accelerators(job: Job) -> float:
