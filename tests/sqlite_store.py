@@ -6,6 +6,7 @@ from functools import cache
 
 from sqlalchemy import StaticPool, create_engine
 
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 
@@ -21,16 +22,19 @@ def _empty_tables() -> bytes:
     return content
 
 
-def _connect() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:", check_same_thread=False)
-    connection.deserialize(_empty_tables())
-    return connection
-
-
 class SqliteStore(SqlStore):
     """An empty store in this process's memory, for one thread. Its content ends with it."""
 
     def __init__(self) -> None:
-        engine = create_engine("sqlite://", creator=_connect, poolclass=StaticPool)
+        self._connection = connection = sqlite3.connect(":memory:", check_same_thread=False)
+        connection.deserialize(_empty_tables())
+        engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
         weakref.finalize(self, engine.dispose)
         super().__init__(engine)
+        self._seen: tuple[int, Snapshot] | None = None
+
+    def snapshot(self) -> Snapshot:
+        """The current state. Tests ask for it all the time, so the database is read only after a write."""
+        if self._seen is None or self._seen[0] != self._connection.total_changes:
+            self._seen = self._connection.total_changes, super().snapshot()
+        return self._seen[1]
