@@ -16,7 +16,7 @@ from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers
-from hetero_airflow.store.tallies.tally import Tally
+from hetero_airflow.store.sql.tallies import Tally
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _READINGS = {

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from hetero_airflow.metrics.catalog import Metric
 from hetero_airflow.model.plan import TRANSIENT, ReasonCode
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.store.tallies.tally import NO_BOUND, UNKNOWN_END, Tally, TallyName, cumulative, split_model_label
+from hetero_airflow.store.sql.tallies import NO_BOUND, UNKNOWN_END, Tally, TallyName, cumulative, split_model_label
 
 Model = tuple[str, str, str]
 """Vendor, kind and model."""

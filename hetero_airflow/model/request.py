@@ -133,6 +133,20 @@ class Alternative(BaseModel):
         """Thousandths of each device; 1000 for whole devices."""
         return MILLI_PER_DEVICE if self.share is None else share_to_milli(self.share)
 
+    @property
+    def devices(self) -> float:
+        """How many devices it takes; a share counts as its fraction, a CPU core as one.
+
+        >>> [DeviceRequest.parse(text).alternatives[0].devices for text in ("gpu:4", "gpu:0.25", "cpu:8")]
+        [4.0, 0.25, 8.0]
+        """
+        return self.count * self.share_milli / MILLI_PER_DEVICE
+
+    @property
+    def accelerators(self) -> float:
+        """How many accelerators it takes; CPU cores are none."""
+        return 0.0 if self.kind == "cpu" else self.devices
+
     @cached_property
     def key(self) -> str:
         """A cache key; equal alternatives have equal keys."""

@@ -1,7 +1,7 @@
 """A snapshot: the state of the store at one moment, and all that a policy may use."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
 from hetero_airflow.model.hold import Hold
-from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 
@@ -136,6 +136,16 @@ class Snapshot:
     def is_protected(self, lease: Lease) -> bool:
         """Whether a lease may be preempted only for a higher priority class."""
         return self.protects_unsaved and lease.saved_at is None
+
+    def with_preempted(self, lease_ids: Collection[str]) -> "Snapshot":
+        """The snapshot in which these leases are taken back."""
+        if not lease_ids:
+            return self
+        leases = (
+            lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in lease_ids else lease
+            for lease in self.leases
+        )
+        return replace(self, leases=tuple(leases))
 
     def holds_of(self, worker_id: str) -> tuple[Hold, ...]:
         """The holds on a worker and its devices."""

@@ -16,7 +16,6 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
@@ -25,17 +24,16 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.estimates import Estimates, decayed
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.model.team_shares import TeamPath, TeamShares
+from hetero_airflow.model.team_shares import TeamPath
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_age, by_priority
-from hetero_airflow.policies.core.request_progress import RequestProgress, requested_devices
+from hetero_airflow.policies.core.request_progress import RequestProgress
+from hetero_airflow.policies.quotas.team_devices import Team, TeamTree
 
 CHARGED_S = 3600.0
 """A team that holds devices is charged for them for this time ahead."""
-
-_KINDS = ("accelerator", "cpu")
 
 
 class FairShare(ListPolicy):
@@ -70,37 +68,12 @@ def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:
     return (0.0,)
 
 
-@dataclass(slots=True, eq=False)
-class Team:
-    """A node of the tree during one decision."""
-
-    path: TeamPath
-    weight: float
-    parent: "Team | None"
-    used: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
-    """Kind → part of all such devices times seconds, including what is charged ahead."""
-
-    @property
-    def lineage(self) -> "Iterable[Team]":
-        """The team and all teams that it is a part of, from the bottom up."""
-        team: Team | None = self
-        while team is not None:
-            yield team
-            team = team.parent
-
-    @property
-    def turn(self) -> tuple[float, TeamPath]:
-        """The team with the smallest goes next."""
-        return max(self.used.values()) / self.weight, self.path
-
-
-class Entitlement:
+class Entitlement(TeamTree):
     """The teams of a snapshot, and what they have used."""
 
     def __init__(self, snapshot: Snapshot, now: datetime) -> None:
+        super().__init__(snapshot.estimates.shares)
         self._snapshot = snapshot
-        self._shares: TeamShares = snapshot.estimates.shares
-        self._teams: dict[TeamPath, Team] = {}
         self._device_counts = _device_counts(snapshot)
         amounts: defaultdict[tuple[Team, str], list[float]] = defaultdict(list)
         estimates = snapshot.estimates
@@ -124,15 +97,7 @@ class Entitlement:
 
     def _leaf(self, dag_id: str) -> Team:
         """The node of a team's own requests, beside those of the teams below it."""
-        return self._team((*self._shares.path_of(dag_id), ""))
-
-    def _team(self, path: TeamPath) -> Team:
-        team = self._teams.get(path)
-        if team is None:
-            parent = self._team(path[:-1]) if path else None
-            team = Team(path, self._shares.weight(path), parent)
-            self._teams[path] = team
-        return team
+        return self.team_at((*self._shares.path_of(dag_id), ""))
 
     def _charge(self, team: Team, kind: str, device_s: float) -> None:
         for above in team.lineage:
@@ -156,7 +121,7 @@ class Entitlement:
             for team in self._teams[path].lineage:
                 if team.parent is not None:
                     children[team.parent.path].add(team.path)
-        turns = {path: [self._teams[child].turn for child in paths] for path, paths in children.items()}
+        turns = {path: [_turn(self._teams[child]) for child in paths] for path, paths in children.items()}
         for heap in turns.values():
             heapq.heapify(heap)
         order: list[PendingRequest] = []
@@ -183,14 +148,19 @@ class Entitlement:
         if is_over:
             heapq.heappop(turns[path])
         else:
-            heapq.heapreplace(turns[path], child.turn)
+            heapq.heapreplace(turns[path], _turn(child))
         return request
+
+
+def _turn(team: Team) -> tuple[float, TeamPath]:
+    """The team with the smallest goes next."""
+    return max(team.used.values(), default=0.0) / team.weight, team.path
 
 
 def _requested(pending: PendingRequest) -> tuple[str, float]:
     """The kind and the number of devices that a request wants, by its first alternative."""
-    kind = "cpu" if pending.request.alternatives[0].kind == "cpu" else "accelerator"
-    return kind, requested_devices(pending.request)
+    first = pending.request.alternatives[0]
+    return "cpu" if first.kind == "cpu" else "accelerator", first.devices
 
 
 def _device_counts(snapshot: Snapshot) -> dict[str, float]:

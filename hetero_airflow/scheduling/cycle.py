@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Preemptor
-from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Reason, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
@@ -218,12 +218,10 @@ class Cycle:
         ended = self._ended_since({lease.request_id for lease in snapshot.leases}, now - _ENDING)
         if not ended:
             return plan
-        leases = tuple(
-            lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.request_id in ended else lease
-            for lease in snapshot.leases
-        )
         holders = {id_: holder for id_, holder in snapshot.holders.items() if id_ not in ended}  # they need no others
-        plan = self._policy.decide(replace(snapshot, leases=leases, holders=holders), now)
+        lease_ids = {lease.id for lease in snapshot.leases if lease.request_id in ended}
+        snapshot = replace(snapshot, holders=holders).with_preempted(lease_ids)
+        plan = self._policy.decide(snapshot, now)
         again_at = now + _ENDING
         return replace(plan, until=again_at if plan.until is None else min(plan.until, again_at))
 

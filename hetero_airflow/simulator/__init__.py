@@ -8,7 +8,7 @@
     Reports     JCT, waits, makespan, utilisation         reports/
     Rehearsal   a DAG run simulated before it starts      rehearsal.py
 
-Only the world is simulated. `scheduling.cycle` decides, the store is the in-memory one that passes the store's
+Only the world is simulated. `scheduling.cycle` decides, the store is the in-memory one that passes the port's
 contract suite, and a policy can't tell that its snapshot is not a real one. It runs in `airflow hetero simulate` and
 `airflow hetero plan`. To add a trace, see `traces`.
 """

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 
-from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Account, Place
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.model.worker import Worker
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job
+from hetero_airflow.store.lease_rules import leased_device_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,8 @@ def initial_jobs(snapshot: Snapshot, now: datetime, case: EstimateCase, assumed_
         if holder is None or lease.worker_id not in workers:
             continue
         since_s = (lease.granted_at - now).total_seconds()
-        held_s = {lease_class(lease, workers[lease.worker_id]): -since_s}
+        leased = leased_device_class(lease.claims, {d.id: d for d in workers[lease.worker_id].devices})
+        held_s = {leased[0] if leased else ANY_DEVICE: -since_s}
         job = expected_job(holder, snapshot.estimates, case, assumed_s, held_s)
         claims = tuple(replace(claim, cores=()) for claim in lease.claims)
         place = Place(holder.id, lease.worker_id, lease.alternative, claims, Account("", "runs already"))
@@ -91,11 +90,3 @@ def expected_job(
         gang=pending.gang,
         gang_size=pending.gang_size,
     )
-
-
-def lease_class(lease: Lease, worker: Worker) -> str:
-    """The class of the accelerators that a lease holds, or of the CPU if it holds none."""
-    claimed = {claim.device_id for claim in lease.claims}
-    devices = [device for device in worker.devices if device.id in claimed]
-    chosen = next((device for device in devices if device.kind != "cpu"), devices[0] if devices else None)
-    return ANY_DEVICE if chosen is None else device_class(chosen)

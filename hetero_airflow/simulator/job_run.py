@@ -55,8 +55,7 @@ class JobRun:
     @property
     def devices(self) -> float:
         """Devices that it holds while it runs; a share counts as its fraction, a core of a CPU as one."""
-        first = self.job.request.alternatives[0]
-        return first.count * first.share_milli / 1000 * self.job.ranks
+        return self.job.request.alternatives[0].devices * self.job.ranks
 
     @property
     def device_class(self) -> str:

@@ -56,25 +56,17 @@ class PlannedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class RehearsalProblem:
-    """Something that would go wrong with a task instance."""
-
-    id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class RehearsalNote:
-    """How the rehearsal of a task differs from what its author wrote."""
+    """What would go wrong with a task instance, or how its rehearsal differs from what its author wrote."""
 
     id: str
-    """The first task instance with this difference."""
+    """The task instance; the first one, if it is about all of a task."""
     text: str
 
 
 def runnable_tasks(
     snapshot: Snapshot, tasks: Sequence[PlannedTask], policy: Policy
-) -> tuple[list[PlannedTask], list[RehearsalProblem], list[RehearsalNote]]:
+) -> tuple[list[PlannedTask], list[RehearsalNote], list[RehearsalNote]]:
     """The tasks that some workers can run, the problems of the others, and notes.
 
     A task that comes after one that can't run can't run either.
@@ -97,7 +89,7 @@ def _unknown_counts(tasks: Sequence[PlannedTask]) -> Iterator[RehearsalNote]:
         yield RehearsalNote(task.id, f"how many instances there are is known only in the run; {planned} planned")
 
 
-def _impossible_tasks(snapshot: Snapshot, tasks: Sequence[PlannedTask]) -> Iterator[RehearsalProblem]:
+def _impossible_tasks(snapshot: Snapshot, tasks: Sequence[PlannedTask]) -> Iterator[RehearsalNote]:
     for task in tasks:
         if task.request is None or task.gang:
             continue
@@ -105,7 +97,7 @@ def _impossible_tasks(snapshot: Snapshot, tasks: Sequence[PlannedTask]) -> Itera
         checks = [check_worker(alternative, worker) for alternative in alternatives for worker in snapshot.workers]
         if not any(fits or (reason is not None and reason.is_transient) for fits, reason in checks):
             reason = next((str(reason) for _, reason in checks), "there is no worker")
-            yield RehearsalProblem(task.id, f"no known worker could ever run {task.request}: {reason}")
+            yield RehearsalNote(task.id, f"no known worker could ever run {task.request}: {reason}")
 
 
 def _with_sized_gangs(
@@ -113,7 +105,7 @@ def _with_sized_gangs(
     tasks: Sequence[PlannedTask],
     policy: Policy,
     notes: list[RehearsalNote],
-    problems: list[RehearsalProblem],
+    problems: list[RehearsalNote],
 ) -> list[PlannedTask]:
     """The tasks, without ranks that can't be placed with the others; adds a note or a problem for each such gang."""
     gangs: defaultdict[str, list[PlannedTask]] = defaultdict(list)
@@ -130,7 +122,7 @@ def _with_sized_gangs(
         if size == 0:
             sizes_text = full_size if least == full_size else f"{least} to {full_size}"
             text = f"its gang of {sizes_text} can't be placed: {reason}"
-            problems += (RehearsalProblem(member.id, text) for member in members)
+            problems += (RehearsalNote(member.id, text) for member in members)
         elif size < full_size:
             text = f"its gang is planned with {size} of {full_size} ranks: {reason}"
             notes.append(RehearsalNote(members[0].id, text))
@@ -139,7 +131,7 @@ def _with_sized_gangs(
 
 
 def _without_successors(
-    tasks: Sequence[PlannedTask], failed: set[str], problems: list[RehearsalProblem]
+    tasks: Sequence[PlannedTask], failed: set[str], problems: list[RehearsalNote]
 ) -> list[PlannedTask]:
     """The tasks that do not come after one that can't run; adds a problem for each of the others."""
     remaining = [task for task in tasks if task.id not in failed]
@@ -152,7 +144,7 @@ def _without_successors(
         if not blocked:
             return remaining
         problems += (
-            RehearsalProblem(id_, f"comes after {before}, which would not end well") for id_, before in blocked.items()
+            RehearsalNote(id_, f"comes after {before}, which would not end well") for id_, before in blocked.items()
         )
         failed = failed | blocked.keys()
         remaining = [task for task in remaining if task.id not in failed]
@@ -193,7 +185,7 @@ def placeable_gang(snapshot: Snapshot, members: Sequence[PendingRequest], least:
 
 def _why_not_placed(snapshot: Snapshot, members: Sequence[PendingRequest], policy: Policy) -> Reason | None:
     """Why a cycle would not place a gang on the idle workers; None if it would."""
-    store = MemoryStore(keeps_history=False)
+    store = MemoryStore()
     store.record([*map(WorkerSeen, snapshot.workers), *map(RequestSubmitted, members)], START)
     cycle = Cycle(
         store,

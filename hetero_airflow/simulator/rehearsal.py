@@ -14,13 +14,10 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.simulator.initial_jobs import EstimateCase, InitialJob, expected_job, initial_jobs
 from hetero_airflow.simulator.options import Options
-from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, RehearsalProblem, runnable_tasks
+from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, runnable_tasks
 from hetero_airflow.simulator.record import JobRecord
-from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.simulation import NEVER_S, Simulation
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
-
-NEVER_S = 10 * 365 * 86400.0
-"""The reported time of what does not happen within the simulation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Rehearsal:
     """The tasks in the order of their usual start, and what would go wrong."""
 
     tasks: tuple[RehearsedTask, ...]
-    problems: tuple[RehearsalProblem, ...]
+    problems: tuple[RehearsalNote, ...]
     other_tasks: int
     """Tasks of other DAG runs that waited or ran when it began."""
     notes: tuple[RehearsalNote, ...] = ()
@@ -165,22 +162,22 @@ def _rehearsed_task(
 
 def _time_problems(
     rehearsed: Sequence[RehearsedTask], tasks: Mapping[str, PlannedTask], deadline_s: float | None
-) -> Iterator[RehearsalProblem]:
+) -> Iterator[RehearsalNote]:
     """Tasks that never start, wait or run for too long, or end too late."""
     for task in rehearsed:
         if task.end_s.middle >= NEVER_S:
             text = "never gets its devices: what it waits for is held by tasks that do not end"
-            yield RehearsalProblem(task.id, text)
+            yield RehearsalNote(task.id, text)
             continue
         wait_limit_s = None if task.request is None else task.request.wait_timeout_s
         if wait_limit_s is not None and task.wait_s > wait_limit_s:
             text = f"waits {task.wait_s:.0f} s for {task.request}, longer than its {wait_limit_s:g} s"
-            yield RehearsalProblem(task.id, text)
+            yield RehearsalNote(task.id, text)
         run_s, limit_s = task.end_s.middle - task.start_s.middle, tasks[task.id].limit_s
         if limit_s is not None and run_s > limit_s:
             text = f"runs {run_s:.0f} s, longer than its execution_timeout of {limit_s:g} s"
-            yield RehearsalProblem(task.id, text)
+            yield RehearsalNote(task.id, text)
     last = max(rehearsed, key=lambda task: task.end_s.middle, default=None)
     if last is not None and deadline_s is not None and deadline_s < last.end_s.middle < NEVER_S:
         text = f"ends the run after {last.end_s.middle:.0f} s, later than {deadline_s:g} s"
-        yield RehearsalProblem(last.id, text)
+        yield RehearsalNote(last.id, text)

@@ -29,13 +29,15 @@ from hetero_airflow.simulator.workload import Workload
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, StoreEvent, WorkerLost, WorkerSeen
 
-_NEVER_S = 10 * 365 * 86400.0
+NEVER_S = 10 * 365 * 86400.0
+"""The expiry of leases, and the reported time of what does not happen within a simulation."""
+
 _MAX_CYCLES = 8
 """Cycles at one moment. A policy that still preempts then has to wait until something happens."""
 
 _MAX_IDLE_TICKS = 1000
 
-Progress = Callable[[int, int, float], None]
+ProgressCallback = Callable[[int, int, float], None]
 """Called with jobs ended, jobs in all, and the simulated time in seconds."""
 
 
@@ -85,13 +87,13 @@ class Simulation:
         self._by_request: dict[str, JobRun] = {}
         first, last = self._options.measured
         self._unended = {job.id for job in jobs[first:last]}
-        self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
+        self._store, self._engine = MemoryStore(), SimulatedEngine()
         preemptor = self._engine if self._options.can_preempt else None
         self._cycle = Cycle(
             self._store,
             policy,
             self._engine,
-            _NEVER_S,
+            NEVER_S,
             preemptor=preemptor,
             policy_context=lambda snapshot: replace(snapshot, estimates=self._estimates()),
         )
@@ -106,7 +108,7 @@ class Simulation:
         self._decision_s: list[float] = []
         self._placements = 0
 
-    def run(self, progress: Progress | None = None) -> SimulationRecord:
+    def run(self, progress: ProgressCallback | None = None) -> SimulationRecord:
         """The record of each job.
 
         :raises ClusterError: a job that no worker of the cluster could ever run
@@ -150,7 +152,7 @@ class Simulation:
                 continue
             self._submit(run)
             self._record_events(simulated_time(0.0))
-            commit = self._store.commit(Plan((place,)), simulated_time(initial.since_s), simulated_time(_NEVER_S))
+            commit = self._store.commit(Plan((place,)), simulated_time(initial.since_s), simulated_time(NEVER_S))
             for lease in commit.leases:
                 self._start(lease)
             if commit.raced:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.estimates import TaskName
@@ -78,13 +78,6 @@ class Workload:
                         found=f"no job {before}",
                         remedy="Name jobs of the same workload",
                     )
-
-    def part(self, first: int, last: int) -> "Workload":
-        """The jobs from number `first` to before `last`, without the dependencies on other jobs."""
-        jobs = self.jobs[first:last]
-        ids = {job.id for job in jobs}
-        trimmed = tuple(replace(job, after=tuple(before for before in job.after if before in ids)) for job in jobs)
-        return replace(self, jobs=trimmed)
 
 
 def task_edges(jobs: Iterable[Job], names: Mapping[str, TaskName]) -> dict[TaskName, tuple[TaskName, ...]]:

@@ -2,7 +2,7 @@
 
 ======================= ============================================================================
 ``store.py``            the port `Store`, and the events
-``memory.py``           the store in memory, for the simulator and tests; ``memory_workers.py`` is a part of it
+``memory.py``           the store in memory, without a history, for the simulator
 ``sql/``                the store in Airflow's database
 ``tables.py``           the tables; ``migrations/`` creates and changes them
 ``snapshot_builder.py`` keeps the live state, from which both stores make their snapshots

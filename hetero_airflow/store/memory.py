@@ -1,95 +1,60 @@
-"""The store in memory, for the simulator and for tests. For one thread; its content ends with the process."""
+"""The store in memory, for the simulator. For one thread; its content ends with the process."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import takewhile
 from typing import Any
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.health.transitions import HealthChanged
-from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Lease, LeaseState
-from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
-from hetero_airflow.model.run import EndedRun, ServiceRecord, Transition
-from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json, merged_transitions
-from hetero_airflow.store.lease_rules import check_move, granted_lease, leased_device_class, run_end_of
-from hetero_airflow.store.memory_workers import MemoryWorkers
-from hetero_airflow.store.speeds.in_memory import MemorySpeeds
+from hetero_airflow.model.lease import TERMINAL, Claim, Lease
+from hetero_airflow.model.plan import Place, Plan, Refuse
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.store.inventory import DeviceRecord, merge_inventory, worker_with_devices
+from hetero_airflow.store.lease_rules import are_grantable, check_move, choose_cores, granted_lease
+from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.store import (
-    MAX_RUNS,
     CheckpointSaved,
     CommitResult,
-    HealthNoted,
-    HoldLifted,
-    HoldPlaced,
     LeaseMove,
-    RequestHistory,
     RequestSubmitted,
     RequestWithdrawn,
-    SchedulerDecided,
-    ServerAlive,
-    StartClaimed,
-    StartDelayed,
     StoreEvent,
-    TransitionsNoted,
-    WorkerAlive,
-    WorkerForgotten,
     WorkerLost,
     WorkerSeen,
 )
+from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 @dataclass(slots=True)
-class _RequestRecord:
-    pending: PendingRequest
-    state: str = "waiting"
-    ended_at: datetime | None = None
-    cause: str = ""
-    lease_ids: tuple[str, ...] = ()
-    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
-    """Oldest first."""
-    newest: Decision | None = None
-    """The newest decision since the request was submitted."""
-    delay: Reason | None = None
-    """Why a placed request does not run yet."""
-    transitions: tuple[Transition, ...] = ()
+class _WorkerRecord:
+    reported: Worker
+    state: WorkerState
+    seen_at: datetime
+    devices: dict[str, DeviceRecord] = field(default_factory=dict)
 
 
-class MemoryStore(MemoryWorkers, MemorySpeeds):
-    """What `SqlStore` does, in this process's memory.
+class MemoryStore:
+    """A `Store` that keeps only what is live: workers, and the requests that wait or hold a lease.
 
-    :param keeps_history: False deletes ended requests, their leases, and all decisions except the newest at once, so
-        that a long simulation needs memory only for live requests. An ended lease is then not found.
+    It has no history, so an ended lease is not found. It knows no agents and no persons: it records what happens to
+    workers, requests and checkpoints, and raises a `KeyError` for other events.
     """
 
-    def __init__(self, *, keeps_history: bool = True) -> None:
-        MemoryWorkers.__init__(self)
-        MemorySpeeds.__init__(self)
-        self._keeps_history = keeps_history
+    def __init__(self) -> None:
+        self._builder = SnapshotBuilder()
+        self._workers: dict[str, _WorkerRecord] = {}
+        self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        """(worker id, CPU id) → leased cores."""
         self._sequence = 0
         self._token = 0
-        self._requests: dict[str, _RequestRecord] = {}
-        self._leases: dict[str, Lease] = {}
-        self._runs: deque[EndedRun] = deque(maxlen=MAX_RUNS)
         self._recorders: dict[type, Callable[[Any, datetime], bool]] = {
             WorkerSeen: self._see,
-            WorkerAlive: self._hear,
             WorkerLost: self._lose,
-            WorkerForgotten: self._forget,
-            ServerAlive: self._hear_server,
-            SchedulerDecided: self._note_decision,
-            HoldPlaced: self._place_hold,
-            HoldLifted: self._lift_hold,
-            HealthNoted: self._note_health,
-            HealthChanged: self._change_health,
             RequestSubmitted: self._submit,
             RequestWithdrawn: self._withdraw,
             CheckpointSaved: self._save,
-            StartClaimed: self._claim_start,
-            StartDelayed: self._delay,
-            TransitionsNoted: self._note_transitions,
         }
         """Type of event → records one, and returns whether a snapshot shows the change."""
 
@@ -107,159 +72,93 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
     def commit(
         self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
     ) -> CommitResult:
-        """Grant the placements of a plan and store every decision with its explanation; see the port."""
+        """Grant the placements of a plan, and end the refused requests; see the port."""
         self.record(events, now)
         leases: list[Lease] = []
         refused: list[str] = []
         has_ended = False
         for decision in plan.decisions:
-            request = self._requests.get(decision.request_id)
-            is_waiting = request is not None and request.state == "waiting"
+            is_waiting = decision.request_id in self._builder.pending
             if isinstance(decision, Place):
                 lease = self._grant(decision, now, expires_at) if is_waiting else None
                 if lease is None:
                     refused.append(decision.request_id)
-                    continue
-                leases.append(lease)
-            if request is not None and is_waiting:
-                self._keep_decision(request, decision, now)
-                if isinstance(decision, Refuse):
-                    has_ended |= self._end(decision.request_id, "waiting", now, str(decision.reason))
+                else:
+                    leases.append(lease)
+            elif isinstance(decision, Refuse) and is_waiting:
+                self._builder.pending.drop(decision.request_id)
+                has_ended = True
         self._sequence += bool(leases) or has_ended
         return CommitResult(tuple(leases), tuple(refused))
 
-    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
-        forgotten_ids: set[str] = set()
-        is_visible = False
-        for lease_id, token in holds:
-            lease = self._builder.lease(lease_id)
-            if lease is None or lease.token != token:
-                forgotten_ids.add(lease_id)
-                continue
-            state = LeaseState.PREEMPTED if lease.state == LeaseState.PREEMPTED else LeaseState.ACTIVE
-            if lease.state != state or lease.expires_at != expires_at:
-                self._put_lease(lease.model_copy(update={"state": state, "expires_at": expires_at}))
-                is_visible = True
-        self._sequence += is_visible
-        return frozenset(forgotten_ids)
-
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; returns the result of each move, in order; see the port."""
-        return tuple(self._move(move, now) for move in moves)
+        return tuple(map(self._move, moves))
 
-    def _move(self, move: LeaseMove, now: datetime) -> Lease | StoreError:
-        lease = check_move(move, self._leases.get(move.lease_id))
+    def _move(self, move: LeaseMove) -> Lease | StoreError:
+        lease = check_move(move, self._builder.leases.get(move.lease_id))
         if isinstance(lease, StoreError):
             return lease
-        moved = lease.model_copy(update={"state": move.to})
-        self._put_lease(moved)
+        moved = self._change(lease, state=move.to)
         if move.to in TERMINAL:
-            self._keep_run(lease, move, now)
-            self._free(lease, now)
-            self._end(lease.request_id, "placed", now, move.cause or TRANSITIONS[lease.state, move.to])
+            self._free(lease)
+            self._builder.leases.drop(lease.id)
+            self._builder.holders.drop(lease.request_id)
         self._sequence += 1
         return moved
 
-    def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
-        """The newest request of a task instance, or None if it never had one."""
-        task = (dag_id, run_id, task_id, map_index)
-        requests = [request for request in self._requests.values() if _task_instance(request.pending) == task]
-        if not requests:
-            return None
-        newest = max(requests, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
-        decisions = [decision_json(decision_columns(decision), at) for at, decision in reversed(newest.decisions)]
-        if newest.delay is not None:
-            decisions[0]["reason"] = REASON.dump_python(newest.delay, mode="json", exclude_none=True)
-        leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
-        end = newest.ended_at, newest.cause
-        return RequestHistory(newest.pending, newest.state, *end, leases, tuple(decisions), newest.transitions)
-
-    def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
-        """The leases that ended after this sequence in a known way, ordered by their ends."""
-        newer = takewhile(lambda run: run.sequence > since, reversed(self._runs))
-        return tuple(newer)[::-1]
-
-    def service_records(self, request_ids: Collection[str]) -> dict[str, ServiceRecord]:
-        """Request id → what it has had under its leases, for those of the requests that had one which is over."""
-        runs: defaultdict[str, list[EndedRun]] = defaultdict(list)
-        for run in self._runs:
-            if run.request_id in request_ids and run.request_id in self._requests:
-                runs[run.request_id].append(run)
-        return {id_: ServiceRecord.of(self._requests[id_].pending.submitted_at, own) for id_, own in runs.items()}
-
-    def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time and what else is old; returns how many requests."""
-        old = [i for i, r in self._requests.items() if r.ended_at is not None and r.ended_at < before]
-        for request_id in old:
-            self._delete(request_id)
-        for request in self._requests.values():
-            if request.state == "waiting":
-                del request.decisions[:-1]
-        dag_ids = {request.pending.dag_id for request in self._requests.values()}
-        self._sequence += self._builder.drop_dag_tokens(dag_ids)
-        while self._runs and self._runs[0].ended_at < before:
-            self._runs.popleft()
-        self._prune_workers(before)
-        self._prune_speeds(before)
-        return len(old)
-
     def _submit(self, event: RequestSubmitted, now: datetime) -> bool:
-        pending = event.pending
-        request = self._requests.get(pending.id)
-        if request is None:
-            self._requests[pending.id] = _RequestRecord(pending)
-        elif request.state == "ended":
-            request.pending, request.state, request.ended_at, request.cause = pending, "waiting", None, ""
-            request.newest = request.delay = None
-        else:
+        if event.request_id in self._builder.pending or event.request_id in self._builder.holders:
             return False
-        self._builder.put_pending(pending)
+        self._builder.put_pending(event.pending)
         return True
 
     def _withdraw(self, event: RequestWithdrawn, now: datetime) -> bool:
-        return self._end(event.request_id, "waiting", now, event.cause)
+        return self._builder.pending.drop(event.request_id)
 
     def _save(self, event: CheckpointSaved, now: datetime) -> bool:
-        lease = self._builder.lease(event.lease_id)
-        if lease is None or lease.token != event.token:
+        lease = self._held(event.lease_id, event.token)
+        if lease is not None:
+            self._change(lease, saved_at=now)
+        return lease is not None
+
+    def _held(self, lease_id: str, token: int) -> Lease | None:
+        """The live lease, if it has this token."""
+        lease = self._builder.leases.get(lease_id)
+        return None if lease is None or lease.token != token else lease
+
+    def _change(self, lease: Lease, **fields: object) -> Lease:
+        changed = lease.model_copy(update=fields)
+        self._builder.leases.put(lease.id, changed)
+        return changed
+
+    def _see(self, event: WorkerSeen, now: datetime) -> bool:
+        record = self._workers.get(event.worker.id)
+        if record is None:
+            record = self._workers[event.worker.id] = _WorkerRecord(event.worker, WorkerState.ONLINE, now)
+        elif record.reported == event.worker and record.state == WorkerState.ONLINE:
+            record.seen_at = now
             return False
-        self._put_lease(lease.model_copy(update={"saved_at": now}))
+        record.devices = merge_inventory(record.devices, event.worker, record.seen_at, now)
+        record.reported, record.state, record.seen_at = event.worker, WorkerState.ONLINE, now
+        self._show(record)
         return True
 
-    def _claim_start(self, event: StartClaimed, now: datetime) -> bool:
-        lease = self._builder.lease(event.lease_id)
-        if lease is None or lease.token != event.token or lease.starter is not None:
+    def _lose(self, event: WorkerLost, now: datetime) -> bool:
+        record = self._workers.get(event.worker_id)
+        if record is None or record.state == WorkerState.LOST:
             return False
-        self._put_lease(lease.model_copy(update={"starter": event.starter}))
+        record.state = WorkerState.LOST
+        self._show(record)
         return True
 
-    def _delay(self, event: StartDelayed, now: datetime) -> bool:
-        request = self._requests.get(event.request_id)
-        if request is not None and request.state == "placed" and isinstance(request.newest, Place):
-            request.delay = event.reason
-        return False
-
-    def _note_transitions(self, event: TransitionsNoted, now: datetime) -> bool:
-        request = self._requests.get(event.request_id)
-        if request is not None:
-            request.transitions = merged_transitions(request.transitions, event.transitions)
-        return False
-
-    def _end(self, request_id: str, state: str, now: datetime, cause: str) -> bool:
-        request = self._requests.get(request_id)
-        if request is None or request.state != state:
-            return False
-        request.state, request.ended_at, request.cause = "ended", now, clean_cause(cause)
-        self._builder.drop_pending(request_id)
-        self._builder.drop_holder(request_id)
-        if not self._keeps_history:
-            self._delete(request_id)
-        return True
-
-    def _delete(self, request_id: str) -> None:
-        for lease_id in self._requests.pop(request_id).lease_ids:
-            del self._leases[lease_id]
+    def _show(self, record: _WorkerRecord) -> None:
+        devices = (device.device for device in record.devices.values())
+        shown = worker_with_devices(record.reported, devices, record.state)
+        since = {device_id: device.reported_since for device_id, device in record.devices.items()}
+        self._builder.put_worker(shown, (), since)
+        usage = {device_id: device.usage for device_id, device in record.devices.items()}
+        self._builder.put_usage(shown.id, usage, replace=True)
 
     def _grant(self, place: Place, now: datetime, expires_at: datetime) -> Lease | None:
         claims = self._take(place, now)
@@ -267,51 +166,49 @@ class MemoryStore(MemoryWorkers, MemorySpeeds):
             return None
         self._token += 1
         lease = granted_lease(place, claims, self._token, now, expires_at)
-        request = self._requests[place.request_id]
-        request.state = "placed"
-        request.lease_ids += (lease.id,)
-        self._builder.put_holder(request.pending)
-        self._builder.put_dag_token(request.pending.dag_id, self._token)
-        self._put_lease(lease)
+        pending = self._builder.pending[place.request_id]
+        self._builder.put_holder(pending)
+        self._builder.dag_tokens.put(pending.dag_id, self._token)
+        self._builder.leases.put(lease.id, lease)
         return lease
 
-    def _put_lease(self, lease: Lease) -> None:
-        self._leases[lease.id] = lease
-        if lease.state in TERMINAL:
-            self._builder.drop_lease(lease.id)
-        else:
-            self._builder.put_lease(lease)
+    def _take(self, place: Place, now: datetime) -> tuple[Claim, ...] | None:
+        """Take the devices of a placement: its claims with their cores, or None if one of them does not fit."""
+        record = self._workers.get(place.worker_id)
+        if record is None or record.state != WorkerState.ONLINE or not are_grantable(place.claims):
+            return None
+        granted: dict[str, DeviceRecord] = {}
+        claims: list[Claim] = []
+        for claim in place.claims:
+            offered = record.devices.get(claim.device_id)
+            device = None if offered is None else offered.grant(claim, now)
+            cores = None if device is None else self._choose_cores(place.worker_id, device, claim)
+            if device is None or cores is None or self._builder.holder_elsewhere(place.worker_id, claim.device_id):
+                return None
+            granted[claim.device_id] = device
+            claims.append(replace(claim, cores=cores) if cores else claim)
+        record.devices.update(granted)
+        self._builder.put_usage(place.worker_id, {device_id: device.usage for device_id, device in granted.items()})
+        for claim in claims:
+            if claim.cores:
+                self._cores[place.worker_id, claim.device_id].update(claim.cores)
+        return tuple(claims)
 
-    def _keep_run(self, lease: Lease, move: LeaseMove, now: datetime) -> None:
-        end = run_end_of(move)
-        if end is None:
-            return
-        devices = self._workers[lease.worker_id].devices
-        leased = leased_device_class(lease.claims, {c.device_id: devices[c.device_id].device for c in lease.claims})
-        assert leased is not None, "a device stays known while it is leased"
-        pending = self._requests[lease.request_id].pending
-        alternative, held_s = pending.request.alternatives[0], (now - lease.granted_at).total_seconds()
-        run = EndedRun(
-            self._sequence + 1,
-            pending.id,
-            pending.task,
-            alternative,
-            *leased,
-            held_s,
-            end,
-            now,
-            pending.attained_service_s,
-        )
-        self._runs.append(run)
+    def _choose_cores(self, worker_id: str, record: DeviceRecord, claim: Claim) -> tuple[int, ...] | None:
+        if record.device.kind != "cpu":
+            return ()
+        leased_cores = self._cores[worker_id, record.device.id]
+        return choose_cores(record.device.cores, leased_cores, claim.share_milli // MILLI_PER_DEVICE)
 
-    def _keep_decision(self, request: _RequestRecord, decision: Decision, now: datetime) -> None:
-        if isinstance(decision, Wait) and decision == request.newest:
-            return
-        if not self._keeps_history:
-            request.decisions.clear()
-        request.decisions.append((now, decision))
-        request.newest, request.delay = decision, None
-
-
-def _task_instance(pending: PendingRequest) -> tuple[str, str, str, int]:
-    return pending.dag_id, pending.run_id, pending.task_id, pending.map_index
+    def _free(self, lease: Lease) -> None:
+        record = self._workers[lease.worker_id]
+        for claim in lease.claims:
+            if claim.cores:
+                self._cores[lease.worker_id, claim.device_id].difference_update(claim.cores)
+            device = record.devices[claim.device_id].free(claim)
+            if device is None:
+                del record.devices[claim.device_id]
+                self._show(record)
+            else:
+                record.devices[claim.device_id] = device
+                self._builder.put_usage(lease.worker_id, {claim.device_id: device.usage})

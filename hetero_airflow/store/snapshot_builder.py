@@ -3,12 +3,40 @@
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from datetime import datetime
+from typing import Any, TypeVar
 
 from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage, PendingRequest, Snapshot, UsageByWorker
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.contested_devices import ContestedDevices
+
+V = TypeVar("V")
+
+
+class LivePart(dict[str, V]):
+    """One part of the live state, by id. Change it by these methods only: they note that it has changed."""
+
+    has_changed = True
+    """Since the last snapshot."""
+
+    def put(self, key: str, value: V) -> None:
+        """Add or replace a value."""
+        self[key] = value
+        self.has_changed = True
+
+    def drop(self, key: str) -> bool:
+        """Remove a value. Returns whether there was one."""
+        if key not in self:
+            return False
+        del self[key]
+        self.has_changed = True
+        return True
+
+    def keep_only(self, keys: AbstractSet[str]) -> None:
+        """Remove everything except what has these ids."""
+        for key in self.keys() - keys:
+            self.drop(key)
 
 
 class SnapshotBuilder:
@@ -18,20 +46,23 @@ class SnapshotBuilder:
     """
 
     def __init__(self) -> None:
-        self._workers: dict[str, Worker] = {}
+        self._workers: LivePart[Worker] = LivePart()
         """As reported, with their holds."""
         self._contested = ContestedDevices()
         self._is_sorted = True
-        self._usage: dict[str, Mapping[str, DeviceUsage]] = {}
-        self._pending: dict[str, PendingRequest] = {}
+        self._usage: LivePart[Mapping[str, DeviceUsage]] = LivePart()
+        self._holds: LivePart[tuple[Hold, ...]] = LivePart()
+        self.pending: LivePart[PendingRequest] = LivePart()
+        """The requests that wait; see `put_pending`."""
         self._latest: tuple[datetime, str] | None = None
         """Place of the last pending request in the queue; None if they are not sorted."""
-        self._leases: dict[str, Lease] = {}
-        self._holders: dict[str, PendingRequest] = {}
-        self._holds: dict[str, tuple[Hold, ...]] = {}
-        self._dag_tokens: dict[str, int] = {}
+        self.leases: LivePart[Lease] = LivePart()
+        """The live leases; new ones are added in the order of their tokens."""
+        self.holders: LivePart[PendingRequest] = LivePart()
+        """The requests that have a lease; see `put_holder`."""
+        self.dag_tokens: LivePart[int] = LivePart()
+        """DAG → the token of the newest lease of its requests."""
         self._last = Snapshot(sequence=-1, usage=UsageByWorker({}))
-        self._changed = {"workers", "usage", "pending", "leases", "dag_tokens", "holders"}
 
     def put_worker(
         self, worker: Worker, holds: Iterable[Hold] = (), reported_since: Mapping[str, datetime | None] = {}
@@ -42,22 +73,17 @@ class SnapshotBuilder:
         """
         self._is_sorted &= worker.id in self._workers
         ordered = tuple(sorted(holds, key=lambda hold: (hold.device_id, hold.kind)))
-        self._workers[worker.id] = with_holds(worker, ordered)
+        self._workers.put(worker.id, with_holds(worker, ordered))
         self._contested.put_worker(self._workers[worker.id], reported_since, ordered)
-        self._changed.add("workers")
         if ordered != self._holds.get(worker.id, ()):
-            self._holds[worker.id] = ordered
-            self._changed.add("holds")
+            self._holds.put(worker.id, ordered)
 
-    def drop_worker(self, worker_id: str) -> None:
-        """Remove a worker that holds no lease, with the holds on it; unknown ids are ignored."""
-        if self._workers.pop(worker_id, None) is not None:
-            self._contested.drop_worker(worker_id)
-            self._changed.add("workers")
-        if self._usage.pop(worker_id, None) is not None:
-            self._changed.add("usage")
-        if self._holds.pop(worker_id, None) is not None:
-            self._changed.add("holds")
+    def _drop_worker(self, worker_id: str) -> None:
+        """Remove a worker that holds no lease, with the holds on it."""
+        self._workers.drop(worker_id)
+        self._contested.drop_worker(worker_id)
+        self._usage.drop(worker_id)
+        self._holds.drop(worker_id)
 
     def put_usage(self, worker_id: str, usage: Mapping[str, DeviceUsage], *, replace: bool = False) -> None:
         """Set the usage of some of a worker's devices, or with `replace` of all of them."""
@@ -68,75 +94,32 @@ class SnapshotBuilder:
             else:
                 merged[device_id] = value
         if merged:
-            self._usage[worker_id] = merged
+            self._usage.put(worker_id, merged)
         else:
-            self._usage.pop(worker_id, None)
-        self._changed.add("usage")
+            self._usage.drop(worker_id)
 
     def put_pending(self, pending: PendingRequest) -> None:
         """Add or replace a waiting request."""
-        is_last = not self._pending or (self._latest is not None and self._latest <= pending.order())
-        self._pending.pop(pending.id, None)
-        self._pending[pending.id] = pending
+        is_last = not self.pending or (self._latest is not None and self._latest <= pending.order())
+        self.pending.drop(pending.id)
+        self.pending.put(pending.id, pending)
         self._latest = pending.order() if is_last else None
-        self._changed.add("pending")
-
-    def drop_pending(self, request_id: str) -> None:
-        """Remove a request that no longer waits; unknown ids are ignored."""
-        if self._pending.pop(request_id, None) is not None:
-            self._changed.add("pending")
 
     def put_holder(self, pending: PendingRequest) -> None:
         """Add a request that has a lease; it no longer waits."""
-        self.drop_pending(pending.id)
-        self._holders[pending.id] = pending
-        self._changed.add("holders")
-
-    def drop_holder(self, request_id: str) -> None:
-        """Remove a request that has no lease any more; unknown ids are ignored."""
-        if self._holders.pop(request_id, None) is not None:
-            self._changed.add("holders")
-
-    def put_lease(self, lease: Lease) -> None:
-        """Add or replace a live lease. The caller adds new leases in the order of their tokens."""
-        self._leases[lease.id] = lease
-        self._changed.add("leases")
-
-    def drop_lease(self, lease_id: str) -> None:
-        """Remove an ended lease; unknown ids are ignored."""
-        if self._leases.pop(lease_id, None) is not None:
-            self._changed.add("leases")
-
-    def put_dag_token(self, dag_id: str, token: int) -> None:
-        """Set the token of the newest lease of a DAG's requests."""
-        self._dag_tokens[dag_id] = token
-        self._changed.add("dag_tokens")
-
-    def drop_dag_tokens(self, dag_ids: AbstractSet[str]) -> bool:
-        """Remove the tokens of all DAGs except these. Returns whether there were any."""
-        dropped = self._dag_tokens.keys() - dag_ids
-        for dag_id in dropped:
-            del self._dag_tokens[dag_id]
-        if dropped:
-            self._changed.add("dag_tokens")
-        return bool(dropped)
+        self.pending.drop(pending.id)
+        self.holders.put(pending.id, pending)
 
     def keep_only(
         self, workers: AbstractSet[str], requests: AbstractSet[str], leases: AbstractSet[str], dags: AbstractSet[str]
     ) -> None:
         """Remove everything except what has these ids, after the rest was deleted."""
         for worker_id in self._workers.keys() - workers:
-            self.drop_worker(worker_id)
-        for request_id in (self._pending.keys() | self._holders.keys()) - requests:
-            self.drop_pending(request_id)
-            self.drop_holder(request_id)
-        for lease_id in self._leases.keys() - leases:
-            self.drop_lease(lease_id)
-        self.drop_dag_tokens(dags)
-
-    def lease(self, lease_id: str) -> Lease | None:
-        """The live lease with this id."""
-        return self._leases.get(lease_id)
+            self._drop_worker(worker_id)
+        self.pending.keep_only(requests)
+        self.holders.keep_only(requests)
+        self.leases.keep_only(leases)
+        self.dag_tokens.keep_only(dags)
 
     def holder_elsewhere(self, worker_id: str, device_id: str) -> str | None:
         """Another worker that has leased the same physical device; None if there is none."""
@@ -144,26 +127,39 @@ class SnapshotBuilder:
 
     def snapshot(self, sequence: int) -> Snapshot:
         """The current state, as the snapshot of this sequence."""
-        last, changed = self._last, self._changed
-        if sequence != last.sequence or changed:
-            if not self._is_sorted:
-                self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
-            if changed & {"workers", "usage"} and self._contested.update(self._workers, self._usage):
-                changed.add("workers")
-            if self._pending and self._latest is None:
-                queue = sorted(self._pending.values(), key=PendingRequest.order)
-                self._pending, self._latest = {request.id: request for request in queue}, queue[-1].order()
-            self._last = Snapshot(
-                sequence,
-                self._contested.shown(self._workers) if "workers" in changed else last.workers,
-                UsageByWorker(self._usage.copy()) if "usage" in changed else last.usage,
-                tuple(self._pending.values()) if "pending" in changed else last.pending,
-                tuple(self._leases.values()) if "leases" in changed else last.leases,
-                self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
-                self._holders.copy() if "holders" in changed else last.holders,
-                holds=tuple(hold for _, holds in sorted(self._holds.items()) for hold in holds)
-                if "holds" in changed
-                else last.holds,
-            )
-            self._changed = set()
+        parts: list[LivePart[Any]] = [self._workers, self._usage, self._holds, self.pending, self.leases]
+        parts += [self.holders, self.dag_tokens]
+        if sequence != self._last.sequence or any(part.has_changed for part in parts):
+            self._last = self._next_snapshot(sequence)
+            for part in parts:
+                part.has_changed = False
         return self._last
+
+    def _next_snapshot(self, sequence: int) -> Snapshot:
+        last = self._last
+        if not self._is_sorted:
+            _set_order(self._workers, sorted(self._workers))
+            self._is_sorted = True
+        if self._workers.has_changed or self._usage.has_changed:
+            self._workers.has_changed |= self._contested.update(self._workers, self._usage)
+        if self.pending and self._latest is None:
+            queue = sorted(self.pending.values(), key=PendingRequest.order)
+            _set_order(self.pending, [request.id for request in queue])
+            self._latest = queue[-1].order()
+        return Snapshot(
+            sequence,
+            self._contested.shown(self._workers) if self._workers.has_changed else last.workers,
+            UsageByWorker(self._usage.copy()) if self._usage.has_changed else last.usage,
+            tuple(self.pending.values()) if self.pending.has_changed else last.pending,
+            tuple(self.leases.values()) if self.leases.has_changed else last.leases,
+            self.dag_tokens.copy() if self.dag_tokens.has_changed else last.dag_tokens,
+            self.holders.copy() if self.holders.has_changed else last.holders,
+            holds=tuple(hold for _, holds in sorted(self._holds.items()) for hold in holds)
+            if self._holds.has_changed
+            else last.holds,
+        )
+
+
+def _set_order(part: LivePart[V], keys: Iterable[str]) -> None:
+    for key in keys:
+        part[key] = part.pop(key)

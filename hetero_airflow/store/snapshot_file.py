@@ -19,6 +19,9 @@ from hetero_airflow.validation import first_problem
 
 T = TypeVar("T", PendingRequest, Lease)
 
+SAVE_ONE = "Save one: airflow hetero snapshot > snapshot.json"
+"""What to do without a good file."""
+
 
 class _HasId(Protocol):
     @property
@@ -153,8 +156,7 @@ def read_snapshot(text: str) -> SavedSnapshot:
         path, problem = first_problem(error)
         value = f", {shorten(invalid)}" if isinstance(invalid, int | float) else ""
         found = f"{problem}{value} at {path or 'the top'}"
-        remedy = "Save one: airflow hetero snapshot > snapshot.json"
-        raise SettingsError("a saved snapshot", found=found, remedy=remedy) from error
+        raise SettingsError("a saved snapshot", found=found, remedy=SAVE_ONE) from error
     names = {(row.dag_id, row.task_id): row for row in file.tasks}
     estimates = Estimates(
         {name: row.speeds for name, row in names.items() if row.speeds},

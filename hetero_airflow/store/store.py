@@ -271,12 +271,6 @@ class Store(Protocol):
         by now, if cores or memory are taken, or if the request no longer waits. A refusal stops no other placement.
         """
 
-    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token.
-
-        A granted or expired lease becomes active; a preempted one stays preempted.
-        """
-
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; a terminal state frees the devices and ends the request, in one transaction.
 
@@ -305,4 +299,4 @@ class RequestHistory:
 
 
 MAX_RUNS = 10_000
-"""Runs that a history returns at once, and that a store in memory keeps. Reading them from SQLite takes 1 s."""
+"""Runs that a history returns at once. Reading them from SQLite takes 1 s."""

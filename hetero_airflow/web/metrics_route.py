@@ -14,8 +14,8 @@ from hetero_airflow.metrics.collector import FleetFacts, exposition
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.store.sql.queue import count_waiting_reasons
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.web.http_refusals import HttpRequestRefused
 
 

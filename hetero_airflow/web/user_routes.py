@@ -20,7 +20,8 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWorkers, wanted_workers
-from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
+from hetero_airflow.store.lease_history import LiveLease, read_live_leases
+from hetero_airflow.store.sql.queue import WaitingRequest, read_waiting_requests
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.web.permissions import readable_dags, require_access_to_jobs

@@ -148,6 +148,11 @@ def _length(progress: RequestProgress, estimates: Estimates) -> Rank:
     return 0.0, min(max(estimates.works[task].middle / top, 0.0), MAX_DURATION_S)
 
 
+def _devices(progress: RequestProgress) -> float:
+    """How many devices the request takes; for a gang, how many the whole gang takes."""
+    return progress.pending.request.alternatives[0].devices * progress.pending.gang_size
+
+
 def _remaining(progress: RequestProgress, estimates: Estimates) -> Rank | None:
     remaining = remaining_s(progress, estimates)
     return None if remaining is None else (remaining,)
@@ -155,7 +160,7 @@ def _remaining(progress: RequestProgress, estimates: Estimates) -> Rank | None:
 
 def _remaining_service(progress: RequestProgress, estimates: Estimates) -> Rank | None:
     remaining = remaining_s(progress, estimates)
-    return None if remaining is None else (remaining * progress.devices,)
+    return None if remaining is None else (remaining * _devices(progress),)
 
 
 def _remaining_order(progress: RequestProgress, estimates: Estimates) -> Rank:
@@ -165,7 +170,7 @@ def _remaining_order(progress: RequestProgress, estimates: Estimates) -> Rank:
 
 def _service_order(progress: RequestProgress, estimates: Estimates) -> Rank:
     known = _remaining_service(progress, estimates)
-    return (1.0, _missing_s(progress, estimates) * progress.devices) if known is None else (0.0, *known)
+    return (1.0, _missing_s(progress, estimates) * _devices(progress)) if known is None else (0.0, *known)
 
 
 def _missing_s(progress: RequestProgress, estimates: Estimates) -> float:
@@ -175,7 +180,7 @@ def _missing_s(progress: RequestProgress, estimates: Estimates) -> float:
 
 
 def _attained(progress: RequestProgress, estimates: Estimates) -> Rank:
-    return (progress.total_service_s * progress.devices,)
+    return (progress.total_service_s * _devices(progress),)
 
 
 def _part_per_second(candidate: Candidate, mean_run_s: float) -> float:

@@ -20,10 +20,10 @@ import pytest
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.store.memory import MemoryStore
 from tests.control_plane import ASSETS, running_control_plane
 from tests.executor.conftest import StandInTasks
 from tests.played_nodes import played_nodes
+from tests.sqlite_store import SqliteStore
 from tests.system.kubernetes.conftest import prepare
 from tests.system.kubernetes.leasing import ACCOUNT, grant, options
 from tests.system.kubernetes.test_outages import Kubelets, OutageBench
@@ -51,7 +51,7 @@ class Schedulers:
     """Two that share a store, and what they report."""
 
     def __init__(self):
-        tasks, store = StandInTasks(), MemoryStore()
+        tasks, store = StandInTasks(), SqliteStore()
         self.benches = [
             OutageBench(None, 2 * TASKS, lease_timeout_s=15, tasks=tasks, store=store, job=job) for job in ("1", "2")
         ]

@@ -155,7 +155,7 @@ class Steady:
 
     def __init__(self, policy: Callable[[], Policy], workers: int, waiting: int, changes: int) -> None:
         self._rng = random.Random(0)
-        self._store = MemoryStore(keeps_history=False)
+        self._store = MemoryStore()
         self._engine = SimulatedEngine()
         self._cycle = self._make_cycle(policy())
         self._now = EPOCH

@@ -11,8 +11,7 @@ from bounds.relaxed_bounds import makespan_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.simulation import Simulation
-from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
-from hetero_airflow.simulator.traces.job_streams import poisson_arrivals
+from hetero_airflow.simulator.traces.generated import dag_runs, poisson_arrivals, random_design
 from hetero_airflow.simulator.workload import Workload
 
 SEEDS = (0, 1, 2)

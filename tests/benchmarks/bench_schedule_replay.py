@@ -49,7 +49,6 @@ from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.reports.figures import MeasuredWindow, measure
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.openb import requested_devices
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -211,7 +210,7 @@ def replayed(large: float, seed: int, large_from_s: float = LARGE_FROM_S) -> Wor
     shapes = {matcher.entry(worker).shape for worker in workers}
     possible = [job for job in trace.jobs if _is_possible(job, shapes, matcher)]
     for part, name in ((1 - large, "small"), (large, "large")):
-        pods = [job for job in possible if (requested_devices(job.request) == LARGE) == (name == "large")]
+        pods = [job for job in possible if (job.request.alternatives[0].accelerators == LARGE) == (name == "large")]
         for at_s, pod in _arrivals(pods, part * DEMAND * gpus, rng):
             if name == "large" and at_s < large_from_s:
                 continue
@@ -228,11 +227,11 @@ def _trace() -> Workload:
 
 def _arrivals(pods: Sequence[Job], gpus: float, rng: random.Random) -> list[tuple[float, Job]]:
     """A Poisson process of pods, stretched until they ask for just so many GPUs while it is measured."""
-    per_s = gpus / statistics.fmean(requested_devices(job.request) * min(job.work, LONGEST_S) for job in pods)
+    per_s = gpus / statistics.fmean(job.request.alternatives[0].accelerators * min(job.work, LONGEST_S) for job in pods)
     drawn = rng.choices(pods, k=math.ceil(3 * per_s * END_S))
     at_s = np.cumsum([rng.expovariate(per_s) for _ in drawn])
     lasts_s = np.array([min(job.work, LONGEST_S) for job in drawn])
-    devices = np.array([requested_devices(job.request) for job in drawn])
+    devices = np.array([job.request.alternatives[0].accelerators for job in drawn])
     wanted = gpus * (END_S - WARM_UP_S)
 
     def excess(stretch: float) -> float:

@@ -15,10 +15,10 @@ from sqlalchemy import create_engine
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import CheckpointSaved, LeaseMove, RequestSubmitted, Store, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 from tests.store.conftest import empty, make_sqlite_engine
 
 DEVICES = ("GPU-0", "GPU-1")
@@ -42,11 +42,9 @@ def postgres_engine(make_postgres_database: Callable[[], str]):
     engine.dispose()
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def new_store(request: pytest.FixtureRequest) -> Callable[[], Store]:
     """Makes an empty store of each kind."""
-    if request.param == "memory":
-        return MemoryStore
     engine = request.getfixturevalue(f"{request.param}_engine")
 
     def make() -> Store:
@@ -127,7 +125,7 @@ def assert_a_heartbeat_in_time_puts_all_right(store: Store, now: list[Lease]) ->
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60))
 def test_in_any_order_they_take_nothing_from_the_holders(seed: int, count: int) -> None:
-    store = MemoryStore()
+    store = SqliteStore()
     past, now = history(store)
     for message in random.Random(seed).choices(messages(past, now), k=count):
         message(store)

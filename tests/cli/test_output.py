@@ -30,8 +30,9 @@ from hetero_airflow.model.plan import (
     Wait,
 )
 from hetero_airflow.model.worker import Inventory
+from hetero_airflow.store.codec import decision_columns, decision_json
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
+from hetero_airflow.store.store import RequestHistory, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 
@@ -136,7 +137,7 @@ def what_is_printed(name: str) -> tuple[list[object], list[object]]:
     """Every report on a world where all names are `name`, as parts and as JSON values."""
     device = a_device(name, driver=name, capability=name, pci=name, peers=(name, f"{name}2"), problem=name)
     worker = a_worker(name, (a_cpu(), device), host=f"{name}h", labels={name: name}, runtime={name: name}, engine=name)
-    store = MemoryStore()
+    store = MemoryStore()  # a database has no names with NUL
     ids = {"dag_id": name, "run_id": name}
     pending = [a_pending(name, "a100:0.5", labels={name[:9]: name}, **ids), a_pending(f"{name}w", "a100:2", **ids)]
     store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
@@ -145,21 +146,27 @@ def what_is_printed(name: str) -> tuple[list[object], list[object]]:
     account = Account(name, name, accounts)
     place = Place(name, name, 0, (Claim(device_id=name, share_milli=500, memory_bytes=5),), account)
     plan = Plan((place, Wait(f"{name}w", 1, reason, account)))
-    assert store.commit(plan, EPOCH, NOW).leases
+    leases = store.commit(plan, EPOCH, NOW).leases
+    assert leases
     snapshot = store.snapshot()
     queue = queue_entries(snapshot, plan)
     placed = {name: pending[0]}
-    histories = [store.request_history(name, name, task_id) for task_id in (name, f"{name}w")]
+    stories = zip(pending, ("placed", "waiting"), (leases, ()), plan.decisions, strict=True)
+    histories = [
+        RequestHistory(request, state, None, "", held, (decision_json(decision_columns(decision), EPOCH),))
+        for request, state, held, decision in stories
+    ]
+    seen = {name: EPOCH}
     inventory = Inventory(worker=worker, problems=(name,))
     parts = [
         *device_report(inventory),
-        *worker_report(snapshot, store.last_seen(), store.heartbeats(), NOW, 60),
+        *worker_report(snapshot, seen, {}, NOW, 60),
         *queue_report(queue, snapshot, placed, NOW),
         *(part for history in histories for part in explain_report(history, {name: worker}, NOW)),
         *check_report([Finding(name, name, name, name)]),
     ]
     values = [
-        workers_json(snapshot, store.last_seen(), {}),
+        workers_json(snapshot, seen, {}),
         queue_json(queue, snapshot, placed),
         *map(history_json, histories),
     ]

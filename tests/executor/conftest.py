@@ -24,9 +24,9 @@ from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_signer, a_worker
+from tests.sqlite_store import SqliteStore
 
 
 class StandInEngine:
@@ -132,7 +132,7 @@ class Bench:
 
     def __init__(self, store=None, *, clock=None, engine=None, tasks=None, policy=None, worker=None):
         self.clock, self.engine, self.tasks = clock or FakeClock(), engine or StandInEngine(), tasks or StandInTasks()
-        self.store = store or MemoryStore()
+        self.store = store or SqliteStore()
         if worker is not None:
             self.store.record([WorkerSeen(worker)], EPOCH - timedelta(seconds=1))
         self.edges = {}

@@ -13,9 +13,9 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import Inventory
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 
 
 def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
@@ -171,7 +171,7 @@ def test_a_lease_that_no_scheduler_has_used_is_claimed_by_one(make_bench):
 
 
 def test_a_database_that_does_not_answer_costs_one_warning_a_step_and_loses_nothing(make_bench, caplog):
-    class FailingStore(MemoryStore):
+    class FailingStore(SqliteStore):
         is_down = False
 
         def snapshot(self):
@@ -217,7 +217,7 @@ def test_every_device_kind_reaches_the_task(bench, device):
 
 
 def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
-    class ForgetfulStore(MemoryStore):
+    class ForgetfulStore(SqliteStore):
         is_cut_off = True
 
         def commit(self, plan, now, expires_at, pending_events=()):
@@ -237,7 +237,7 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
 
 
 def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make_bench):
-    class DeafStore(MemoryStore):
+    class DeafStore(SqliteStore):
         is_deaf = False
         recorded = 0
 
@@ -263,7 +263,7 @@ def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make
 def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(make_bench):
     """Or a task that has ended since would wait again."""
 
-    class AwayAfterTheRace(MemoryStore):
+    class AwayAfterTheRace(SqliteStore):
         is_raced = is_away = False
 
         def commit(self, plan, now, expires_at, pending_events=()):
@@ -300,7 +300,7 @@ def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(
 
 
 def test_the_history_of_a_request_tells_the_life_of_its_run(make_bench):
-    bench = make_bench(MemoryStore(), worker=a_worker())
+    bench = make_bench(SqliteStore(), worker=a_worker())
     id_ = bench.hold("a", "gpu")
     bench.beat()
     bench.tasks.rows[id_] = TaskProcess("success")
@@ -344,7 +344,7 @@ def test_a_waiting_task_that_is_dropped_and_held_again_before_the_next_cycle_sti
 def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
     """Another scheduler takes a device between the decision and the commit."""
 
-    class RacingStore(MemoryStore):
+    class RacingStore(SqliteStore):
         races = 1
 
         def commit(self, plan, now, expires_at, pending_events=()):

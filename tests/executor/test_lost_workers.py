@@ -3,12 +3,12 @@
 from datetime import timedelta
 
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch, WorkerRetention
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import ServerAlive, WorkerAlive, WorkerForgotten, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_worker
+from tests.sqlite_store import SqliteStore
 
 
-class CountingStore(MemoryStore):
+class CountingStore(SqliteStore):
     looks = 0
 
     def last_seen(self):
@@ -76,9 +76,9 @@ HOUR = timedelta(hours=1)
 DAY_S = 86_400.0
 
 
-def a_store() -> MemoryStore:
+def a_store() -> SqliteStore:
     """One worker is online, another is lost."""
-    store = MemoryStore()
+    store = SqliteStore()
     store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b")], EPOCH)
     store.record([WorkerLost("worker-b")], EPOCH)
     return store
@@ -105,7 +105,7 @@ def test_a_scheduler_that_just_started_gives_workers_time_to_come_back():
 
 
 def test_the_heartbeats_are_read_only_if_a_worker_is_lost_for_long():
-    class NoPresence(MemoryStore):
+    class NoPresence(SqliteStore):
         def last_seen(self):
             raise AssertionError("not needed")
 

@@ -18,11 +18,11 @@ from hetero_airflow.executor.device_health import host_health
 from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.store import tables
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import FakeClock
 from tests.discovery.test_nvidia import FakeNvml
 from tests.executor.conftest import Bench, StandInEngine, StandInTasks
+from tests.sqlite_store import SqliteStore
 
 GPU = "GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"
 NVML_ANSWERS = Path(__file__).parents[1] / "fixtures/nvidia/dgx-a100.json"
@@ -54,7 +54,7 @@ class ContainerEngine(StandInEngine):
 def make_store(request, tmp_path):
     """Makes one store for each scheduler, all on the same data."""
     if request.param == "memory":
-        store = MemoryStore()
+        store = SqliteStore()
         yield lambda: store
         return
     is_postgres = request.param == "postgres"

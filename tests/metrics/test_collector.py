@@ -14,7 +14,7 @@ from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
-from hetero_airflow.store.tallies.tally import BOUNDS_S, Tally, TallyName
+from hetero_airflow.store.sql.tallies import BOUNDS_S, Tally, TallyName
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
 NOW = EPOCH + timedelta(seconds=90)

@@ -28,7 +28,7 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
-from hetero_airflow.store.tallies.tally import Tally, TallyName
+from hetero_airflow.store.sql.tallies import Tally, TallyName
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, a_worker, leased
 
 HERE = Path(__file__).parent

@@ -31,7 +31,6 @@ from hetero_airflow.scheduling.paused_requests import decide_without_paused
 from hetero_airflow.scheduling.pending_events import with_pending_events
 from hetero_airflow.scheduling.validation import ValidatedPolicy, plan_faults
 from hetero_airflow.store import tables
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
     CommitResult,
@@ -53,6 +52,7 @@ from hetero_airflow.testing import (
     a_worker,
     snapshots,
 )
+from tests.sqlite_store import SqliteStore
 
 
 class CountingPolicy:
@@ -78,8 +78,8 @@ class BrokenPolicy:
         raise ZeroDivisionError("no workers left to divide by")
 
 
-def a_store(*devices: object) -> MemoryStore:
-    store = MemoryStore()
+def a_store(*devices: object) -> SqliteStore:
+    store = SqliteStore()
     submitted = [RequestSubmitted(a_pending(f"r{n}", device, at_s=n)) for n, device in enumerate(devices)]
     store.record([WorkerSeen(a_worker()), *submitted], EPOCH)
     return store
@@ -212,7 +212,7 @@ def test_an_undispatched_lease_is_released_and_its_request_waits_again() -> None
 
 
 def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> None:
-    class FailingStore(MemoryStore):
+    class FailingStore(SqliteStore):
         is_down = False
 
         def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
@@ -232,7 +232,7 @@ def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> Non
 
 
 def test_an_unexpected_error_after_the_commit_does_not_hide_what_was_recorded() -> None:
-    class BrokenStore(MemoryStore):
+    class BrokenStore(SqliteStore):
         def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
             raise ZeroDivisionError
 
@@ -268,7 +268,7 @@ def test_a_lost_worker_gets_nothing() -> None:
 @settings(max_examples=50, deadline=None)
 @given(snapshot=snapshots())
 def test_the_store_accepts_every_placement(snapshot: Snapshot) -> None:
-    store, engine = MemoryStore(), FakeEngine()
+    store, engine = SqliteStore(), FakeEngine()
     store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
     store.record([RequestSubmitted(pending) for pending in snapshot.pending], EPOCH)
     result = Cycle(store, PriorityPolicy(), engine, 60).run(EPOCH)
@@ -278,7 +278,7 @@ def test_the_store_accepts_every_placement(snapshot: Snapshot) -> None:
 
 
 def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
-    class DeafStore(MemoryStore):
+    class DeafStore(SqliteStore):
         def commit(
             self, plan: Plan, now: datetime, expires_at: datetime, pending_events: Sequence[StoreEvent] = ()
         ) -> CommitResult:
@@ -351,7 +351,7 @@ EVENTS = st.lists(
 
 @given(EVENTS, EVENTS)
 def test_a_snapshot_with_pending_events_is_as_the_store_will_show_it(before, pending_events):
-    store = MemoryStore()
+    store = SqliteStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), *before], EPOCH)
     store.commit(Plan((a_place("a", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
     seen = with_pending_events(store.snapshot(), pending_events)
@@ -360,7 +360,7 @@ def test_a_snapshot_with_pending_events_is_as_the_store_will_show_it(before, pen
 
 
 def test_without_pending_events_it_is_the_same_snapshot():
-    snapshot = MemoryStore().snapshot()
+    snapshot = SqliteStore().snapshot()
     assert with_pending_events(snapshot, ()) is snapshot
 
 

@@ -78,7 +78,8 @@ def in_ranks(workload: Workload, topology: str | None) -> Workload:
 
 @pytest.mark.parametrize("topology", [None, "host@10m", "host"])
 def test_the_gangs_of_a_public_trace_run_whole(public_traces: Path, topology: str | None) -> None:
-    workload = in_ranks(load_trace("gavel/m300_seed0", public_traces).part(0, 60), topology)
+    trace = load_trace("gavel/m300_seed0", public_traces)
+    workload = in_ranks(replace(trace, jobs=trace.jobs[:60]), topology)
     cluster = parse_cluster("v100=2x8,p100=2x8,k80=2x8")
     record = Simulation(workload, cluster, Fifo(), "fifo", Options(restart_s=fixed_restart_s(60.0))).run()
     assert {job.outcome for job in record.jobs} == {JobOutcome.FINISHED}

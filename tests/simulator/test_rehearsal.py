@@ -8,7 +8,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, RehearsalProblem
+from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote
 from hetero_airflow.simulator.rehearsal import rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
@@ -99,11 +99,11 @@ def test_each_problem_is_reported():
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW, deadline_s=120)
     assert {problem.id for problem in rehearsal.problems} == {"huge", "after", "hasty", "short"}
     impossible = "no known worker could ever run 8 × nvidia/h100: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"
-    assert RehearsalProblem("huge", impossible) in rehearsal.problems
-    assert RehearsalProblem("after", "comes after huge, which would not end well") in rehearsal.problems
-    assert RehearsalProblem("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.problems
-    assert RehearsalProblem("short", "ends the run after 220 s, later than 120 s") in rehearsal.problems
-    assert RehearsalProblem("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.problems
+    assert RehearsalNote("huge", impossible) in rehearsal.problems
+    assert RehearsalNote("after", "comes after huge, which would not end well") in rehearsal.problems
+    assert RehearsalNote("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.problems
+    assert RehearsalNote("short", "ends the run after 220 s, later than 120 s") in rehearsal.problems
+    assert RehearsalNote("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.problems
     assert [task.id for task in rehearsal.tasks] == ["hasty", "short"]
 
 
@@ -173,8 +173,8 @@ def test_a_gang_that_can_never_be_placed_is_a_problem_with_the_reason():
         "found room for 2 at the same time, even when all workers are idle"
     )
     assert rehearsal.problems == (
-        *(RehearsalProblem(f"fit[{n}]", text) for n in range(3)),
-        RehearsalProblem("after", "comes after fit[0], which would not end well"),
+        *(RehearsalNote(f"fit[{n}]", text) for n in range(3)),
+        RehearsalNote("after", "comes after fit[0], which would not end well"),
     )
     assert rehearsal.tasks == ()
     (problem, _) = rehearse(on_workers(2), a_gang(2, "h100"), Fifo(), NOW).problems

@@ -17,8 +17,7 @@ from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import CommitResult
 from hetero_airflow.testing import EPOCH
 from tests.postgres_server import wait_until_blocked
-
-POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+from tests.store.contract import POSTGRES
 
 
 @pytest.fixture(scope="session")
@@ -91,9 +90,9 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return made
 
 
-@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+@pytest.fixture(params=["sqlite", POSTGRES])
 def store(request: pytest.FixtureRequest) -> MemoryStore | SqlStore:
-    """An empty store of each implementation."""
+    """An empty store of each implementation in a database; with `contract.IN_MEMORY_TOO` of each at all."""
     if request.param == "memory":
         return MemoryStore()
     engine: Engine = request.getfixturevalue(f"{request.param}_engine")

@@ -2,10 +2,16 @@
 
 from datetime import timedelta
 
+import pytest
+
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Place, Plan, Reason, ReasonCode
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker, move_lease
+
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+IN_MEMORY_TOO = pytest.mark.parametrize("store", ["memory", "sqlite", POSTGRES], indirect=True)
+"""For what every store does; the others have a history, agents and holds too."""
 
 LATER = EPOCH + timedelta(seconds=60)
 MUCH_LATER = EPOCH + timedelta(days=2)

@@ -9,9 +9,9 @@ from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
-from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 LATER = EPOCH + timedelta(minutes=1)

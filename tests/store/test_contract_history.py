@@ -153,21 +153,19 @@ def test_pruning_forgets_what_ended_before_and_keeps_what_lives(store):
     assert store.prune(MUCH_LATER) == 1
 
 
-def test_without_history_only_what_lives_is_kept():
-    store = MemoryStore(keeps_history=False)
+def test_a_store_in_memory_forgets_what_has_ended():
+    store = MemoryStore()
     requests = [RequestSubmitted(a_pending(request)) for request in ("r1", "r2", "r3")]
     store.record([WorkerSeen(a_worker()), *requests, RequestWithdrawn("r3", "cleared")], EPOCH)
     (lease,) = store.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, EPOCH).leases
-    assert store.request_history("dag", "run", "r1").leases == (lease,)
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
-    assert (store.request_history("dag", "run", "r1"), store.request_history("dag", "run", "r3")) == (None, None)
     with pytest.raises(LeaseNotFound):
         move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
-    for position in (3, 2, 1):
-        wait = Wait("r2", position, Reason(ReasonCode.BUSY, "1", "0"), Account("fifo", "busy"))
-        store.commit(Plan((wait,)), EPOCH + timedelta(seconds=1), EPOCH)
-    assert [decision["position"] for decision in store.request_history("dag", "run", "r2").decisions] == [1]
-    assert store.prune(EPOCH + timedelta(days=1)) == 0
+    store.commit(Plan((Refuse("r2", BUSY, "", ACCOUNT),)), EPOCH, EPOCH)
+    snapshot = store.snapshot()
+    assert (snapshot.pending, snapshot.leases, dict(snapshot.holders)) == ((), (), {})
+    store.record([RequestSubmitted(a_pending("r2"))], EPOCH)
+    assert store.snapshot().pending == (a_pending("r2"),)
 
 
 FIELDS = [

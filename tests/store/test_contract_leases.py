@@ -10,7 +10,7 @@ from hetero_airflow.model.plan import Plan, Reason, ReasonCode
 from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.store.store import CheckpointSaved, RequestSubmitted, StartClaimed, StartDelayed, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
-from tests.store.contract import LATER, MUCH_LATER, grant, prepare, release
+from tests.store.contract import IN_MEMORY_TOO, LATER, MUCH_LATER, grant, prepare, release
 
 
 def test_a_renewed_lease_is_active_and_lasts_longer(store):
@@ -54,6 +54,7 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
         move_lease(store, lease.id, lease.token, state, EPOCH)
 
 
+@IN_MEMORY_TOO
 def test_who_holds_a_lease_is_known_until_it_ends(store):
     pending = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, interruptions=3, gang="g", gang_size=1)
     store.record([WorkerSeen(a_worker()), RequestSubmitted(pending)], EPOCH)
@@ -73,6 +74,7 @@ def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(stor
     assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
 
 
+@IN_MEMORY_TOO
 def test_a_lease_remembers_when_its_task_saved(store):
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
@@ -143,6 +145,7 @@ def test_the_end_of_a_lease_frees_its_devices_and_ends_its_request(store, end, c
     grant(store, a_place("r2", **{"GPU-0": 1000, "cpu": 8000}))
 
 
+@IN_MEMORY_TOO
 def test_an_expired_lease_still_holds_its_devices(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
@@ -151,6 +154,7 @@ def test_an_expired_lease_still_holds_its_devices(store):
     assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, LATER).raced == ("r2",)
 
 
+@IN_MEMORY_TOO
 def test_moving_an_unknown_lease_or_with_another_token_raises_and_changes_nothing(store):
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))

@@ -7,9 +7,10 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.store.store import CommitResult, RequestSubmitted, RequestWithdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_lease, a_pending, a_place, a_worker
-from tests.store.contract import ACCOUNT, BUSY, GIB, LATER, MUCH_LATER, grant, place, prepare, release
+from tests.store.contract import ACCOUNT, BUSY, GIB, IN_MEMORY_TOO, LATER, MUCH_LATER, grant, place, prepare, release
 
 
+@IN_MEMORY_TOO
 def test_requests_wait_in_the_order_of_submission(store):
     a, b, c = a_pending("a", at_s=2), a_pending("b", ["h100:2", "cpu:4"], at_s=1, weight=7), a_pending("c", at_s=1)
     store.record([RequestSubmitted(a), RequestSubmitted(c), RequestSubmitted(b)], LATER)
@@ -117,6 +118,7 @@ def test_news_come_before_the_plan_that_places_them(store):
     assert store.request_history("dag", "run", "r1").cause == "it is not wanted"
 
 
+@IN_MEMORY_TOO
 def test_news_are_taken_note_of_though_nothing_is_decided(store):
     prepare(store, "r1")
     before = store.snapshot().sequence
@@ -125,6 +127,7 @@ def test_news_are_taken_note_of_though_nothing_is_decided(store):
     assert store.snapshot().sequence > before
 
 
+@IN_MEMORY_TOO
 def test_a_snapshot_stays_what_it_was(store):
     prepare(store, "r1", "r2")
     before = store.snapshot()
@@ -160,6 +163,7 @@ def test_a_taken_device_is_refused_and_the_other_placements_are_granted(store):
     assert store.request_history("dag", "run", "r2").decisions == ()
 
 
+@IN_MEMORY_TOO
 def test_a_placement_is_granted_whole_or_not_at_all(store):
     prepare(store, "r1", "r2")
     grant(store, a_place("r1", **{"GPU-1": 1000}))
@@ -193,6 +197,7 @@ BAD_PLACEMENTS = {
 
 
 @pytest.mark.parametrize("bad", BAD_PLACEMENTS.values(), ids=BAD_PLACEMENTS)
+@IN_MEMORY_TOO
 def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
     worker = a_worker(devices=(*a_worker().devices, a_device("GPU-sick", leasable=False, problem="XID 79")))
     prepare(store, "r1", "r2", "ended", worker=worker)
@@ -208,6 +213,7 @@ def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
     assert after.workers == before.workers
 
 
+@IN_MEMORY_TOO
 def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
     prepare(store, "r1")
     made = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000}))), EPOCH, LATER)
@@ -215,12 +221,14 @@ def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
     assert store.snapshot().used("worker-a", "GPU-1") == DeviceUsage()
 
 
+@IN_MEMORY_TOO
 def test_shares_of_a_device_add_up_to_the_whole(store):
     prepare(store, "r1", "r2", "r3")
     grant(store, a_place("r1", **{"GPU-0": 333}), a_place("r2", **{"GPU-0": 667}))
     assert store.commit(Plan((a_place("r3", **{"GPU-0": 1}),)), EPOCH, LATER).raced == ("r3",)
 
 
+@IN_MEMORY_TOO
 def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):
     prepare(store, "r1", "r2")
     halves = [place(r, Claim(device_id="GPU-0", share_milli=500, memory_bytes=30 * GIB)) for r in ("r1", "r2")]
@@ -228,6 +236,7 @@ def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):
     assert store.snapshot().used("worker-a", "GPU-0") == DeviceUsage(1000, 60 * GIB, EPOCH)
 
 
+@IN_MEMORY_TOO
 def test_cores_of_live_leases_never_meet_and_freed_ones_are_given_again(store):
     prepare(store, "r1", "r2", "r3", "r4")
     first, second = grant(store, a_place("r1", cpu=3000), a_place("r2", cpu=3000))

@@ -7,7 +7,7 @@ from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.store import WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_place, a_worker
-from tests.store.contract import GIB, LATER, MUCH_LATER, grant, place, prepare, release
+from tests.store.contract import GIB, IN_MEMORY_TOO, LATER, MUCH_LATER, grant, place, prepare, release
 
 
 def test_a_new_store_is_empty(store):
@@ -31,6 +31,7 @@ def test_workers_appear_by_id_with_their_devices_in_order(store):
     assert store.last_seen() == {"a": EPOCH, "b": EPOCH}
 
 
+@IN_MEMORY_TOO
 def test_unknown_memory_stays_unknown_and_its_shares_are_leased(store):
     unmeasured = a_device(memory=None)
     prepare(store, "r1", worker=a_worker(devices=(unmeasured, a_cpu())))
@@ -42,6 +43,7 @@ def test_unknown_memory_stays_unknown_and_its_shares_are_leased(store):
     assert store.snapshot().used("worker-a", "GPU-0").share_milli == 0
 
 
+@IN_MEMORY_TOO
 def test_a_cpu_of_unknown_memory_lends_none(store):
     prepare(store, "r1", "r2", worker=a_worker(devices=(a_cpu().model_copy(update={"memory_bytes": None}),)))
     taken = [place(key, Claim(device_id="cpu", share_milli=1000, memory_bytes=n)) for n, key in enumerate(("r1", "r2"))]
@@ -83,6 +85,7 @@ def test_a_heartbeat_without_inventory_costs_no_snapshot_and_brings_no_lost_work
     assert store.last_seen() == {"worker-a": LATER}
 
 
+@IN_MEMORY_TOO
 def test_a_changed_inventory_replaces_the_old_one(store):
     prepare(store)
     before = store.snapshot()
@@ -95,6 +98,7 @@ def test_a_changed_inventory_replaces_the_old_one(store):
     assert store.snapshot().workers == (relabelled,)
 
 
+@IN_MEMORY_TOO
 def test_a_worker_that_is_lost_comes_back_when_it_is_seen(store):
     prepare(store)
     lost = a_worker(state=WorkerState.LOST)
@@ -107,6 +111,7 @@ def test_a_worker_that_is_lost_comes_back_when_it_is_seen(store):
     assert store.snapshot().workers == (a_worker(),)
 
 
+@IN_MEMORY_TOO
 def test_a_device_that_vanishes_idle_goes_at_once(store):
     prepare(store, "r1")
     release(store, grant(store, a_place("r1", **{"GPU-1": 1000}))[0])
@@ -116,6 +121,7 @@ def test_a_device_that_vanishes_idle_goes_at_once(store):
     assert dict(store.snapshot().usage) == {}
 
 
+@IN_MEMORY_TOO
 def test_a_device_that_vanishes_leased_stays_unleasable_until_its_lease_ends(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 500}))
@@ -135,6 +141,7 @@ def test_a_device_that_vanishes_leased_stays_unleasable_until_its_lease_ends(sto
     assert dict(store.snapshot().usage) == {}
 
 
+@IN_MEMORY_TOO
 def test_a_device_that_vanished_and_is_back_is_leasable_again(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 500}))
@@ -147,6 +154,7 @@ def test_a_device_that_vanished_and_is_back_is_leasable_again(store):
     assert store.snapshot().workers == (a_worker(),)
 
 
+@IN_MEMORY_TOO
 def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
     prepare(store, "r1", "r2", "r3", "r4")
     first, second = grant(store, a_place("r1", cpu=2000), a_place("r2", cpu=4000))
@@ -164,6 +172,7 @@ def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_f
     assert store.commit(Plan((a_place("r4", cpu=1000),)), LATER, LATER).raced == ("r4",)
 
 
+@IN_MEMORY_TOO
 def test_host_memory_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
     prepare(store, "r1", "r2", "r3", worker=a_worker(devices=(a_cpu(memory="64GiB"),)))
     (lease,) = grant(store, place("r1", Claim(device_id="cpu", share_milli=0, memory_bytes=40 * GIB)))

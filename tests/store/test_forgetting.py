@@ -14,9 +14,9 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import (
@@ -29,7 +29,6 @@ from hetero_airflow.store.store import (
     WorkerLost,
     WorkerSeen,
 )
-from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.store.contract import grant, place, prepare, release
 
@@ -51,20 +50,13 @@ def rows(engine: Engine) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count and name not in ("hetero_state", "hetero_tally")}
 
 
-def content(store: MemoryStore) -> dict[str, object]:
-    """What a store in memory holds, without the snapshots' builder and what does not grow."""
-    return {
-        name: value for name, value in vars(store).items() if isinstance(value, dict) and value and name != "_recorders"
-    }
-
-
 def days() -> Iterator[tuple[datetime, list[str]]]:
     """An autoscaled fleet: on each of 20 days, 50 hosts with new names."""
     for day in range(20):
         yield EPOCH + day * DAY, [f"host-{day}-{number}" for number in range(50)]
 
 
-def live_a_day(store: MemoryStore | SqlStore, ids: list[str], now: datetime) -> None:
+def live_a_day(store: SqlStore, ids: list[str], now: datetime) -> None:
     """Each host runs one task of a DAG of its own; some have an error, a hold is forgotten on one."""
     submitted = [RequestSubmitted(a_pending(f"r-{key}", dag_id=f"dag-{key}")) for key in ids]
     store.record([*(WorkerSeen(a_worker(key)) for key in ids), *submitted], now)
@@ -80,14 +72,11 @@ def live_a_day(store: MemoryStore | SqlStore, ids: list[str], now: datetime) -> 
 
 def test_a_thousand_workers_live_and_leave_nothing_behind(store):
     retention = WorkerRetention(store, 0.5 * DAY.total_seconds(), 3 * DAY.total_seconds())
-    most, keys = 0, None
-    if isinstance(store, SqlStore):
-        keys = WorkerKeys(store._engine)
+    most, keys = 0, WorkerKeys(store._engine)
     for now, ids in days():
-        if keys is not None:
-            keys.open_enrolment(ids[0], "0" * 64, now, now)
-            keys.enrol(ids[0], "0" * 64, "1" * 64, now)
-            keys.open_enrolment(ids[1], "2" * 64, now, now)
+        keys.open_enrolment(ids[0], "0" * 64, now, now)
+        keys.enrol(ids[0], "0" * 64, "1" * 64, now)
+        keys.open_enrolment(ids[1], "2" * 64, now, now)
         live_a_day(store, ids, now)
         for later in (now, now + 0.6 * DAY):
             store.record(retention.find_forgettable(later), later)
@@ -100,13 +89,10 @@ def test_a_thousand_workers_live_and_leave_nothing_behind(store):
     snapshot = store.snapshot()
     assert (snapshot.workers, dict(snapshot.usage), snapshot.holds, dict(snapshot.dag_tokens)) == ((), {}, (), {})
     assert (store.last_seen(), store.heartbeats(), store.health(), store.runs()) == ({}, {}, {}, ())
-    if isinstance(store, SqlStore):
-        assert rows(store._engine) == {}
-        with read_transaction(store._engine) as connection:
-            tallies = [tally.name for tally in read_tallies(connection) for _ in range(tally.count)]
-        assert Counter(tallies) == {"ended": 1000, "held": 1000, "waited": 1000}
-    else:
-        assert content(store) == {}
+    assert rows(store._engine) == {}
+    with read_transaction(store._engine) as connection:
+        tallies = [tally.name for tally in read_tallies(connection) for _ in range(tally.count)]
+    assert Counter(tallies) == {"ended": 1000, "held": 1000, "waited": 1000}
 
 
 def test_every_reader_sees_that_a_worker_is_forgotten(engine):

@@ -10,7 +10,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.store import HoldLifted, HoldPlaced, RequestSubmitted, WorkerForgotten, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
-from tests.store.contract import LATER, grant, release
+from tests.store.contract import IN_MEMORY_TOO, LATER, grant, release
 
 UUID = "GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"
 PCI = "0000:07:00.0"
@@ -46,6 +46,7 @@ def taken(store, place):
 
 
 @pytest.mark.parametrize("device", [GPU, NPU])
+@IN_MEMORY_TOO
 def test_a_device_that_a_worker_holds_is_leased_to_no_other_worker(store, device):
     prepare(store, in_containers(device))
     assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu", device.id], ["cpu", device.id])
@@ -59,6 +60,7 @@ def test_a_device_that_a_worker_holds_is_leased_to_no_other_worker(store, device
     assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu"], ["cpu", device.id])
 
 
+@IN_MEMORY_TOO
 def test_of_a_plan_that_places_one_device_twice_the_first_placement_counts(store):
     prepare(store, in_containers(GPU))
     places = a_place("r1", "worker-b", **{UUID: 1000}), a_place("r2", "worker-a", **{UUID: 1000})
@@ -66,6 +68,7 @@ def test_of_a_plan_that_places_one_device_twice_the_first_placement_counts(store
     assert ([lease.worker_id for lease in commit.leases], commit.raced) == (["worker-b"], ("r2",))
 
 
+@IN_MEMORY_TOO
 def test_shares_of_a_device_go_to_one_worker(store):
     prepare(store, in_containers(GPU), ("r1", "r2", "r3"))
     first, second = grant(store, *(a_place(id_, "worker-a", **{UUID: 500}) for id_ in ("r1", "r2")))
@@ -111,6 +114,7 @@ CHIP = a_device("npu-0-0", vendor="ascend", kind="npu", pci=PCI, details={"npu":
         (CHIP, CHIP.model_copy(update={"id": PCI}), {}, True),
     ],
 )  # fmt: skip
+@IN_MEMORY_TOO
 def test_devices_are_one_by_their_uuid_or_by_their_address_on_one_running_machine(store, device, other, fields, is_one):
     (worker,), (other_worker,) = in_containers(device, ids=("worker-a",)), in_containers(other, ids=("worker-b",))
     prepare(store, [worker, other_worker.model_copy(update=fields)])
@@ -118,12 +122,14 @@ def test_devices_are_one_by_their_uuid_or_by_their_address_on_one_running_machin
     assert taken(store, a_place("r2", "worker-b", **{other.id: 1000, "cpu": 8000})) is not is_one
 
 
+@IN_MEMORY_TOO
 def test_without_a_boot_id_the_host_name_tells_machines_apart(store):
     prepare(store, in_containers(NPU, boot_id="", host="machine"))
     grant(store, a_place("r1", "worker-a", **{PCI: 1000}))
     assert not taken(store, a_place("r2", "worker-b", **{PCI: 1000}))
 
 
+@IN_MEMORY_TOO
 def test_two_devices_of_one_worker_are_never_taken_for_one(store):
     devices = a_device("card-0", pci=PCI), a_device("card-1", pci=PCI)
     prepare(store, in_containers(*devices, ids=("worker-a",)))
@@ -131,12 +137,14 @@ def test_two_devices_of_one_worker_are_never_taken_for_one(store):
     assert taken(store, a_place("r2", "worker-a", **{"card-1": 1000}))
 
 
+@IN_MEMORY_TOO
 def test_the_slots_of_a_clusters_node_name_no_physical_device(store):
     prepare(store, in_containers(GPU, engine="kubernetes"))
     grant(store, a_place("r1", "worker-a", **{UUID: 1000}))
     assert taken(store, a_place("r2", "worker-b", **{UUID: 1000}))
 
 
+@IN_MEMORY_TOO
 def test_a_lost_worker_holds_its_devices_until_its_leases_have_ended(store):
     prepare(store, in_containers(GPU))
     (lease,) = grant(store, a_place("r1", "worker-a", **{UUID: 1000}))
@@ -156,6 +164,7 @@ def test_a_forgotten_worker_holds_nothing(store):
     assert taken(store, a_place("r1", "worker-b", **{UUID: 1000}))
 
 
+@IN_MEMORY_TOO
 def test_a_device_that_vanished_while_it_was_leased_is_held_until_its_lease_has_ended(store):
     prepare(store, in_containers(GPU))
     (lease,) = grant(store, a_place("r1", "worker-a", **{UUID: 1000}))
@@ -178,6 +187,7 @@ def test_leases_and_holds_survive_a_reboot(store):
     assert not taken(store, a_place("r3", "worker-a", cpu=1000))
 
 
+@IN_MEMORY_TOO
 def test_a_machine_that_boots_again_is_no_conflict_with_what_was_leased_there_meanwhile(store):
     prepare(store, in_containers(NPU), ("r1", "r2", "r3"))
     (before,) = grant(store, a_place("r1", "worker-a", **{PCI: 500}))
@@ -192,6 +202,7 @@ def test_a_machine_that_boots_again_is_no_conflict_with_what_was_leased_there_me
     assert taken(store, a_place("r3", "worker-a", **{PCI: 500}))
 
 
+@IN_MEMORY_TOO
 def test_of_several_agents_that_offer_a_device_one_gets_its_tasks(store):
     """A gang on both would wait for ever: it can never have the device twice."""
     prepare(store, in_containers(GPU, ids=("worker-b",), engine="celery"))
@@ -206,6 +217,7 @@ def test_of_several_agents_that_offer_a_device_one_gets_its_tasks(store):
     assert (offered(store, "worker-a"), offered(store, "worker-c")) == (["cpu", UUID], ["cpu"])
 
 
+@IN_MEMORY_TOO
 def test_workers_of_different_engines_take_turns(store):
     (local,), (remote,) = in_containers(GPU, ids=("a",)), in_containers(GPU, ids=("b",), engine="celery")
     prepare(store, [local, remote])
@@ -214,6 +226,7 @@ def test_workers_of_different_engines_take_turns(store):
     assert (offered(store, "a"), offered(store, "b")) == (["cpu"], ["cpu", UUID])
 
 
+@IN_MEMORY_TOO
 def test_a_snapshot_without_a_change_keeps_its_workers(store):
     prepare(store, in_containers(GPU))
     (lease,) = grant(store, a_place("r1", "worker-a", **{UUID: 1000}))
@@ -226,12 +239,14 @@ def test_a_snapshot_without_a_change_keeps_its_workers(store):
     assert all(worker.state is WorkerState.ONLINE for worker in changed)
 
 
+@IN_MEMORY_TOO
 def test_the_cores_of_a_machine_are_no_physical_device(store):
     prepare(store, in_containers())
     for request_id, worker_id in (("r1", "worker-a"), ("r2", "worker-b")):
         assert taken(store, a_place(request_id, worker_id, cpu=8000))
 
 
+@IN_MEMORY_TOO
 def test_a_later_inventory_shows_nothing_else(store):
     """A worker that reports again while another one holds its device still can't lease it."""
     prepare(store, in_containers(GPU))

@@ -14,7 +14,6 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import (
     SCHEDULER_KEPT,
     RequestSubmitted,
@@ -25,6 +24,7 @@ from hetero_airflow.store.store import (
     WorkerSeen,
 )
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+from tests.sqlite_store import SqliteStore
 
 LATER, MUCH_LATER = EPOCH + timedelta(seconds=60), EPOCH + timedelta(days=2)
 NONE: frozenset[str] = frozenset()
@@ -206,7 +206,7 @@ class Host(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = MemoryStore()
+        self.store = SqliteStore()
         self.store.record([WorkerSeen(WORKER, leases=frozenset())], EPOCH)
         self.requests = 0
         self.processes: dict[str, Lease] = {}

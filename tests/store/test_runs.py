@@ -10,7 +10,7 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.store import tables
-from hetero_airflow.store.speeds.records import MAX_COUNTED, LeaseSpeed
+from hetero_airflow.store.sql.speeds import MAX_COUNTED, LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_speed, a_worker

@@ -15,9 +15,9 @@ from sqlalchemy import Engine, create_engine, select, text
 from hetero_airflow.model.lease import TERMINAL, LeaseState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 from tests.lease_audit import audit, overlaps
 from tests.store.one_scheduler import TABLES

@@ -11,9 +11,9 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
-from hetero_airflow.store.tallies.in_sql import read_tallies
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 TOKEN = "b5c0a6d3f1e24f7c"

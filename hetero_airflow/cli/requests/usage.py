@@ -24,7 +24,7 @@ from hetero_airflow.executor.explanation.usage_report import (
     task_subjects,
 )
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.usage.sums import read_usage
+from hetero_airflow.store.sql.usage import read_usage
 from hetero_airflow.units import parse_duration_s
 
 Sums = Sequence[TaskUsage] | Sequence[DeviceUsageSum]

@@ -24,8 +24,9 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.planned_tasks import PlannedTask
-from hetero_airflow.simulator.rehearsal import NEVER_S, Rehearsal, RehearsedTask, rehearse
-from hetero_airflow.store.snapshot_file import read_snapshot
+from hetero_airflow.simulator.rehearsal import Rehearsal, RehearsedTask, rehearse
+from hetero_airflow.simulator.simulation import NEVER_S
+from hetero_airflow.store.snapshot_file import SAVE_ONE, read_snapshot
 from hetero_airflow.units import parse_duration_s
 
 WIDTH = 40
@@ -116,7 +117,7 @@ def _read_saved(snapshot: str | None, cluster: str | None, now: datetime) -> tup
     if cluster is not None:
         return Snapshot(0, parse_cluster(_cluster_text(cluster))), now, f"the simulated cluster {shorten(cluster)}"
     if snapshot is not None:
-        saved, taken_at = read_snapshot(_read_file(snapshot))
+        saved, taken_at = read_snapshot(_read_file("--snapshot", snapshot, SAVE_ONE))
         return saved, taken_at, f"the snapshot of {taken_at:%Y-%m-%d %H:%M} UTC"
     return None
 
@@ -125,26 +126,16 @@ def _cluster_text(cluster: str) -> str:
     """The text that describes the cluster: the argument, or the lines of the file that it names."""
     if "=" in cluster and not Path(cluster).is_file():
         return cluster
-    try:
-        lines = Path(cluster).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"--cluster {shorten(cluster)}",
-            found=type(error).__name__,
-            remedy="Name a file with lines such as v100=12 and p100=3x4, or write --cluster v100=12,p100=3x4",
-        ) from error
+    remedy = "Name a file with lines such as v100=12 and p100=3x4, or write --cluster v100=12,p100=3x4"
+    lines = _read_file("--cluster", cluster, remedy).splitlines()
     return ",".join(line.split("#")[0] for line in lines)
 
 
-def _read_file(name: str) -> str:
+def _read_file(option: str, name: str, remedy: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"--snapshot {shorten(name)}",
-            found=type(error).__name__,
-            remedy="Save one: airflow hetero snapshot > snapshot.json",
-        ) from error
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{option} {shorten(name)}", found=type(error).__name__, remedy=remedy) from error
 
 
 def _read_time(text: str) -> datetime:

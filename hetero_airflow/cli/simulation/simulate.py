@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,19 +20,17 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.experiment import Experiment, run_experiment
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.record import SimulationRecord
 from hetero_airflow.simulator.reports.figures import DecisionTiming, Figures, MeasuredWindow, measure, measure_timing
 from hetero_airflow.simulator.reports.html_page import html_page
 from hetero_airflow.simulator.reports.tables import as_json, comparison, group_rows, timing_rows
+from hetero_airflow.simulator.simulation import ProgressCallback, Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Workload
 from hetero_airflow.units import parse_duration_s
-
-ProgressCallback = Callable[[int, int, float], None]
-"""Takes the number of ended jobs, the number of all jobs, and the simulated seconds."""
 
 LoadHistory = Callable[[float, Collection[str]], Workload]
 """(days, device classes) → the workload of those days, with its speeds on those classes."""
@@ -41,6 +39,17 @@ _MAX_DAYS = 36_500
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _MAX_GROUPS = 20
 _HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A workload, a cluster, and the policies to compare."""
+
+    workload: Workload
+    workers: tuple[Worker, ...]
+    policies: tuple[str, ...]
+    """Names of policies; the others are compared with the first."""
+    options: Options
 
 
 @action
@@ -103,6 +112,19 @@ def read_experiment(
     )
     names = dict.fromkeys([args.policy or policy, *filter(None, (args.compare or "").split(","))])
     return Experiment(workload, workers, tuple(names), options), MeasuredWindow(first, last)
+
+
+def run_experiment(experiment: Experiment, progress: Callable[[str], ProgressCallback]) -> Iterator[SimulationRecord]:
+    """The record of each policy, in order, as soon as its simulation ends.
+
+    :param progress: policy → function that is called with its progress
+    :raises RegistryError: there is no such policy
+    :raises ClusterError: a job that the cluster could never run
+    """
+    policies = [(name, load_policy(name)) for name in experiment.policies]  # an unknown name fails before the first run
+    for name, policy in policies:
+        simulation = Simulation(experiment.workload, experiment.workers, policy, name, experiment.options)
+        yield simulation.run(progress(name))
 
 
 def _days(days: float) -> float:

@@ -17,7 +17,7 @@ from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, MIN_SPEED
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import MAX_STEPS, MeasuredSpeed
 from hetero_airflow.store.lease_rules import leased_device_class
-from hetero_airflow.store.speeds.records import LeaseSpeed
+from hetero_airflow.store.sql.speeds import LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import CheckpointSaved
 

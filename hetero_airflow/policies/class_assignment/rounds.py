@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
-from hetero_airflow.policies.class_assignment.weighted_assignment import Matrix, WeightedAssignment
+from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
 from hetero_airflow.policies.core.linear_program import Floats, Numbers, minimise
 
 ROUND_S = 360.0
@@ -47,7 +47,7 @@ class RoundPolicy(WeightedAssignment):
         self._norm = norm
         self._fractions = lru_cache(maxsize=64)(fractions)
 
-    def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Matrix:
+    def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Floats:
         """The priority of each pair: target fraction divided by received fraction."""
         candidates = problem.candidates
         speeds = np.array([[candidate.speeds.get(name, 0.0) for name in names] for candidate in candidates])
@@ -59,7 +59,7 @@ class RoundPolicy(WeightedAssignment):
             tuple(problem.capacities[name] for name in names),
         )
         received = np.array([_received(candidate, names) for candidate in candidates])
-        priority: Matrix = (target + _SMALL_PRIORITY * speeds) / np.maximum(received, _LEAST_RECEIVED)
+        priority: Floats = (target + _SMALL_PRIORITY * speeds) / np.maximum(received, _LEAST_RECEIVED)
         return priority
 
 

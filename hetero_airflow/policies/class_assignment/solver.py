@@ -13,10 +13,8 @@ from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+from hetero_airflow.policies.core.linear_program import Floats, Numbers
 
 WAITING = -1
 """Stands in place of a class: the job gets no devices."""

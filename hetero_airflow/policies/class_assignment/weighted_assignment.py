@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
-from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan, ReasonCode, Wait
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -43,8 +42,9 @@ from hetero_airflow.policies.class_assignment.candidates import (
 )
 from hetero_airflow.policies.class_assignment.free_times import MAX_CHOICES, FreeTimes
 from hetero_airflow.policies.class_assignment.patience import ClassChoice, ClassChoices, explained
-from hetero_airflow.policies.class_assignment.solver import WAITING, Numbers, solve_assignment
+from hetero_airflow.policies.class_assignment.solver import WAITING, solve_assignment
 from hetero_airflow.policies.class_assignment.victims import plan_changes
+from hetero_airflow.policies.core.linear_program import Floats, Numbers
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.list_scheduler import MayOvertake
 from hetero_airflow.policies.core.preemption import MakePreemptionPlan, Offer
@@ -75,7 +75,6 @@ On 14 generated streams of jobs with 1 to 8 devices, 24 costs 0.7 % of the mean 
 _SETTLED = 1e3
 """A settled request that waits weighs this many times as much as any other; one that runs, this many times as that."""
 
-Matrix = NDArray[np.float64]
 BoolVector = NDArray[np.bool_]
 
 
@@ -143,9 +142,8 @@ class WeightedAssignment(ListPolicy):
             and candidate.is_exact
             and candidate not in changes.unplaceable
         }
-        take_turns = partial(
-            self._take_turns, _without(snapshot, changes.offers), changes.offers, queue, unassigned, now
-        )
+        ending = snapshot.with_preempted({offer.lease.id for offer in changes.offers})
+        take_turns = partial(self._take_turns, ending, changes.offers, queue, unassigned, now)
         plan = take_turns(index, options)
         while stuck := _stuck(plan, options):  # shares, cores and memory are not counted: elsewhere it may fit
             options = {request_id: option for request_id, option in options.items() if request_id not in stuck}
@@ -234,12 +232,12 @@ class WeightedAssignment(ListPolicy):
         snapshot = narrowed(snapshot, options)
         return as_requested(self._schedule(snapshot, index, order, may_overtake, now, make_preemption_plan), options)
 
-    def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Matrix:
+    def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Floats:
         """The weight of each candidate on each class: ``float [candidates, classes]``, 0 where it can't run."""
         weights = np.array([self._weight(candidate, problem.mean_run_s) for candidate in problem.candidates])
         return weights[:, None] * _speeds(problem.candidates, names) ** self._exponent
 
-    def _assign(self, problem: AssignmentProblem, class_weights: Matrix) -> _AssignedClasses:
+    def _assign(self, problem: AssignmentProblem, class_weights: Floats) -> _AssignedClasses:
         """The assignment with the greatest weight, in which a move costs a restart, class by class.
 
         :param class_weights: as from `_class_weights`, one row for each candidate of the problem
@@ -277,16 +275,6 @@ class WeightedAssignment(ListPolicy):
         )
 
 
-def _without(snapshot: Snapshot, offers: Sequence[Offer]) -> Snapshot:
-    """The snapshot in which the leases that are offered are preempted."""
-    offered = {offer.lease.id for offer in offers}
-    leases = (
-        lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in offered else lease
-        for lease in snapshot.leases
-    )
-    return replace(snapshot, leases=tuple(leases)) if offered else snapshot
-
-
 def _patient_rank(snapshot: Snapshot) -> float:
     """See `ClassChoices`. A class for which devices can be taken back does not wait: it would take them back."""
     if not snapshot.patience or len(snapshot.estimates.finished_s) < ENOUGH_RUNS:
@@ -301,7 +289,7 @@ def _stuck(plan: Plan, options: Options) -> set[str]:
 
 
 def _assign_by_class(
-    values: Matrix,
+    values: Floats,
     sizes: Numbers,
     capacities: Numbers,
     current: Numbers,
@@ -337,7 +325,7 @@ def _assign_by_class(
     return assigned
 
 
-def _put_settled_first(values: Matrix, settled: Numbers, sizes: Numbers, current: Numbers) -> None:
+def _put_settled_first(values: Floats, settled: Numbers, sizes: Numbers, current: Numbers) -> None:
     """Make the values of these rows greater than all others; those that run move only where that pays for itself."""
     top = values.max(initial=0.0)
     for row in settled.tolist():
@@ -347,7 +335,7 @@ def _put_settled_first(values: Matrix, settled: Numbers, sizes: Numbers, current
             values[row] += _SETTLED**2 * top * sizes[row]
 
 
-def _on_their_own(current: Numbers, classes: int) -> Matrix:
+def _on_their_own(current: Numbers, classes: int) -> Floats:
     """Weights of fixed requests, which run nowhere else: ``float [requests, classes]``."""
     return np.asarray(current[:, None] == np.arange(classes), dtype=float)
 
@@ -383,7 +371,7 @@ def _keep_new_holders(
     return np.array(is_movable, dtype=bool), min(ends, default=None)
 
 
-def _speeds(candidates: Sequence[Candidate], names: list[str]) -> Matrix:
+def _speeds(candidates: Sequence[Candidate], names: list[str]) -> Floats:
     """Relative speed of each candidate on each class, 0 where it can't run: ``float [candidates, classes]``."""
     rows: dict[int, int] = {}
     table: list[list[float]] = []

@@ -12,21 +12,20 @@ device-seconds.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
 from hetero_airflow.matching.future_capacity import FutureCapacity, added, freed
-from hetero_airflow.matching.matcher import Fit
+from hetero_airflow.matching.matcher import Fit, OccupancyState
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
-from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.backfill import HeadReservation
-from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
 from hetero_airflow.policies.core.preemption import (
     PreemptionRules,
@@ -186,14 +185,14 @@ class MigrationPlan:
         Others are left out first: in a full cluster that is nearly every request.
         """
         movable: defaultdict[Rank, defaultdict[int, list[VictimUnit]]] = defaultdict(lambda: defaultdict(list))
-        cache = FitCache(self._index)
+        fits_anywhere = fit_check(self._index)
         holders = self._snapshot.holders
         leases = tuple(
             lease
             for lease in self._snapshot.leases
             if (holder := holders.get(lease.request_id)) is not None
             and not (holder.gang or is_large(holder))
-            and cache.fits_anywhere(holder.request)
+            and fits_anywhere(holder.request)
         )
         snapshot = replace(self._snapshot, leases=leases)
         for unit in victim_units(PreemptionRules(class_rank_of, MIN_HELD_S), self._index, snapshot, self._now):
@@ -313,3 +312,30 @@ def _without(capacity: FutureCapacity, leases: Iterable[Lease]) -> list[Allocati
 
 def _queue_key(pending: PendingRequest) -> tuple[int, int, datetime, str]:
     return pending.request.priority.rank, -pending.weight, pending.submitted_at, pending.id
+
+
+def fit_check(index: WorkerIndex) -> Callable[[DeviceRequest], bool]:
+    """Whether a request fits on a worker; valid until the index changes.
+
+    This costs less than a ranking, which scores each placement: nothing is scored, equal alternatives are checked once,
+    and only workers with a partly free accelerator are checked for accelerators.
+    """
+    workers = [(number, index.states[number]) for number in index.first_workers()]
+    with_free_accelerator = [(number, state) for number, state in workers if _has_free_accelerator(state)]
+    known: dict[str, bool] = {}
+
+    def fits(alternative: Alternative) -> bool:
+        if alternative.key not in known:
+            known[alternative.key] = any(
+                FutureCapacity(index, number).fits(alternative, list(state.held), None)
+                for number, state in (workers if alternative.kind == "cpu" else with_free_accelerator)
+            )
+        return known[alternative.key]
+
+    return lambda request: any(map(fits, request.alternatives))
+
+
+def _has_free_accelerator(state: OccupancyState) -> bool:
+    """Whether one of its accelerators is not fully leased."""
+    amounts = enumerate(zip(state.held, state.shape.capacity, strict=True))
+    return any(held.share_milli < capacity[0] for position, (held, capacity) in amounts if position != state.shape.cpu)

@@ -96,7 +96,7 @@ class PlacementNeed:
     @property
     def devices(self) -> float:
         """How many devices one request takes."""
-        return self.alternative.count * self.alternative.share_milli / MILLI_PER_DEVICE
+        return self.alternative.devices
 
 
 @dataclass(frozen=True, slots=True)

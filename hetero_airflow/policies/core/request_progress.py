@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hetero_airflow.model.estimates import MAX_DURATION_S, Estimates
-from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
-from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +21,6 @@ class RequestProgress:
         """Seconds for which it has held its devices."""
         return sum(self.attained_service_s.values())
 
-    @property
-    def devices(self) -> float:
-        """How many devices it takes; for a gang, how many the whole gang takes."""
-        return requested_devices(self.pending.request) * self.pending.gang_size
-
 
 def waiting_progress(pending: PendingRequest) -> RequestProgress:
     """The progress of a request that waits."""
@@ -41,16 +34,6 @@ def running_progress(
     held_s = max(0.0, (now - granted_at).total_seconds())
     service_s = {**pending.attained_service_s, device_class: pending.attained_service_s.get(device_class, 0.0) + held_s}
     return RequestProgress(pending, service_s)
-
-
-def requested_devices(request: DeviceRequest) -> float:
-    """How many devices its first alternative takes; a share counts as its fraction, a CPU core as one.
-
-    >>> [requested_devices(DeviceRequest.parse(text)) for text in ("gpu:4", "gpu:0.25", "cpu:8")]
-    [4.0, 0.25, 8.0]
-    """
-    first = request.alternatives[0]
-    return first.count * first.share_milli / MILLI_PER_DEVICE
 
 
 def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None:

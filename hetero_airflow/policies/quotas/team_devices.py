@@ -1,30 +1,33 @@
-"""How many accelerators each team holds, measured against its quota."""
+"""The tree of teams, and how many accelerators each of them holds, measured against its quota."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import TeamPath, TeamShares
-from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 @dataclass(slots=True, eq=False)
-class TeamDevices:
-    """A node of the tree of teams, with the accelerators that it and all teams below it hold."""
+class Team:
+    """A node of the tree of teams during one decision."""
 
     path: TeamPath
     weight: float
     quota: float
-    parent: "TeamDevices | None"
+    parent: "Team | None"
     held: float = 0.0
+    """The accelerators that it and all teams below it hold."""
+    used: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Kind → part of all such devices times seconds; see `fair_share`."""
 
     @property
-    def lineage(self) -> "Iterator[TeamDevices]":
+    def lineage(self) -> "Iterator[Team]":
         """The team and all teams that it is a part of, from the bottom up."""
-        team: TeamDevices | None = self
+        team: Team | None = self
         while team is not None:
             yield team
             team = team.parent
@@ -40,39 +43,45 @@ class TeamDevices:
             team.held += devices
 
 
-class DevicesByTeam:
-    """The teams of a snapshot."""
+class TeamTree:
+    """The teams that a decision has come across."""
+
+    def __init__(self, shares: TeamShares) -> None:
+        self._shares = shares
+        self._teams: dict[TeamPath, Team] = {}
+
+    def team_at(self, path: TeamPath) -> Team:
+        """The team with that path."""
+        team = self._teams.get(path)
+        if team is None:
+            parent = self.team_at(path[:-1]) if path else None
+            team = self._teams[path] = Team(path, self._shares.weight(path), self._shares.quota(path), parent)
+        return team
+
+
+class DevicesByTeam(TeamTree):
+    """The teams of a snapshot, with the accelerators that they hold."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._shares: TeamShares = snapshot.estimates.shares
-        self._teams: dict[TeamPath, TeamDevices] = {}
-        self._by_dag: dict[str, TeamDevices] = {}
-        self._leases: list[tuple[TeamDevices, float, Lease]] = []
+        super().__init__(snapshot.estimates.shares)
+        self._by_dag: dict[str, Team] = {}
+        self._leases: list[tuple[Team, float, Lease]] = []
         """(team, number of accelerators, lease)."""
         for lease in snapshot.leases:
             holder = snapshot.holders.get(lease.request_id)
             if holder is not None:
-                team, devices = self.team_of(holder), accelerators(holder.request.alternatives[lease.alternative])
+                team, devices = self.team_of(holder), holder.request.alternatives[lease.alternative].accelerators
                 team.hold(devices)
                 self._leases.append((team, devices, lease))
 
-    def team_of(self, pending: PendingRequest) -> TeamDevices:
+    def team_of(self, pending: PendingRequest) -> Team:
         """The team to which a request belongs."""
         team = self._by_dag.get(pending.dag_id)
         if team is None:
             team = self._by_dag[pending.dag_id] = self.team_at(self._shares.path_of(pending.dag_id))
         return team
 
-    def team_at(self, path: TeamPath) -> TeamDevices:
-        """The team with that path."""
-        team = self._teams.get(path)
-        if team is None:
-            parent = self.team_at(path[:-1]) if path else None
-            team = TeamDevices(path, self._shares.weight(path), self._shares.quota(path), parent)
-            self._teams[path] = team
-        return team
-
-    def exceeded_by(self, unit: Sequence[PendingRequest]) -> TeamDevices | None:
+    def exceeded_by(self, unit: Sequence[PendingRequest]) -> Team | None:
         """The lowest team whose quota the placement of the unit would exceed; None if all quotas hold.
 
         All members of a gang are in one DAG, and so in one team.
@@ -110,9 +119,4 @@ def wanted_accelerators(unit: Iterable[PendingRequest]) -> float:
 
 @lru_cache(maxsize=4096)
 def _most_accelerators(request: DeviceRequest) -> float:
-    return max(map(accelerators, request.alternatives))
-
-
-def accelerators(alternative: Alternative) -> float:
-    """How many accelerators an alternative takes; a share counts as its fraction, and cores as nothing."""
-    return 0.0 if alternative.kind == "cpu" else alternative.count * alternative.share_milli / MILLI_PER_DEVICE
+    return max(alternative.accelerators for alternative in request.alternatives)

@@ -28,7 +28,6 @@ from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Decision, Plan, Reason, ReasonCode, Refuse, Wait
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
 from hetero_airflow.model.team_shares import TeamPath
@@ -38,7 +37,7 @@ from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.policy import Policy, period_of
-from hetero_airflow.policies.quotas.team_devices import DevicesByTeam, TeamDevices, wanted_accelerators
+from hetero_airflow.policies.quotas.team_devices import DevicesByTeam, Team, wanted_accelerators
 
 Unit = tuple[PendingRequest, ...]
 """A single request, or all waiting members of a gang."""
@@ -86,7 +85,8 @@ class TeamQuotas:
             for unit, team in above
             for pending in unit
         ]
-        return Plan(_numbered((*plan.decisions, *decisions)), plan.preemptions, _first_end(first, plan, lent))
+        until = min((at for at in (first.until, plan.until, lent.until) if at is not None), default=None)
+        return Plan(_numbered((*plan.decisions, *decisions)), plan.preemptions, until)
 
     def _lend(
         self,
@@ -129,7 +129,7 @@ class TeamQuotas:
         self,
         pending: PendingRequest,
         unit: Unit,
-        team: TeamDevices,
+        team: Team,
         teams: DevicesByTeam,
         reasons: dict[tuple[TeamPath, str, float], Reason],
     ) -> Wait:
@@ -146,11 +146,11 @@ class TeamQuotas:
         return Wait(pending.id, 0, reasons[key], Account(self.name, "waits for the quota of its team"))
 
 
-def _units_above_quotas(snapshot: Snapshot, queue: Sequence[Unit], first: Plan) -> list[tuple[Unit, TeamDevices]]:
+def _units_above_quotas(snapshot: Snapshot, queue: Sequence[Unit], first: Plan) -> list[tuple[Unit, Team]]:
     """The units that would exceed a quota, in the order of the queue, each with the team whose quota it is."""
     teams = DevicesByTeam(snapshot)
     placed = {place.request_id for place in first.places}
-    above: list[tuple[Unit, TeamDevices]] = []
+    above: list[tuple[Unit, Team]] = []
     for unit in sorted(queue, key=lambda unit: unit[0].id not in placed):
         team = teams.exceeded_by(unit)
         if team is None:
@@ -171,11 +171,7 @@ def _after(snapshot: Snapshot, plan: Plan) -> Snapshot:
             used[claim.device_id] = DeviceUsage(milli, memory, before.last_granted_at)
         by_worker[place.worker_id] = used
     ending = {preemption.lease_id for preemption in plan.preemptions}
-    leases = tuple(
-        lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.id in ending else lease
-        for lease in snapshot.leases
-    )
-    return replace(snapshot, usage=UsageByWorker(by_worker), leases=leases)
+    return replace(snapshot, usage=UsageByWorker(by_worker)).with_preempted(ending)
 
 
 def _with_returned_devices(
@@ -245,7 +241,3 @@ def _numbered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
             decision = decision._replace(position=position)
         numbered.append(decision)
     return tuple(numbered)
-
-
-def _first_end(*plans: Plan) -> datetime | None:
-    return min((plan.until for plan in plans if plan.until is not None), default=None)

@@ -15,7 +15,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Place, Plan, Refuse
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.lease_rules import lease_id, leased_device_class
+from hetero_airflow.store.lease_rules import granted_lease, leased_device_class
 
 _FOREVER = timedelta(days=3650)
 
@@ -109,17 +109,7 @@ class SimulatedFuture:
             )
         self._token += 1
         self._dag_tokens[pending.dag_id] = self._token
-        lease = Lease(
-            id=lease_id(pending.id, self._token),
-            request_id=pending.id,
-            worker_id=place.worker_id,
-            alternative=place.alternative,
-            claims=place.claims,
-            token=self._token,
-            state=LeaseState.ACTIVE,
-            granted_at=at,
-            expires_at=at + _FOREVER,
-        )
+        lease = granted_lease(place, place.claims, self._token, at, at + _FOREVER)
         self._leases[lease.id], self._holders[pending.id] = lease, pending
         self._plan_end(lease)
 

@@ -157,35 +157,27 @@ def fill(workload: Workload, demand: float, seed: int) -> Workload:
     """
     offered = sum(device.kind != "cpu" for worker in workload.workers for device in worker.devices)
     limit, rng = demand * offered, random.Random(seed)  # noqa: S311  a simulation, not a secret
-    if not 0 < demand <= _MAX_DEMAND or not any(requested_devices(job.request) for job in workload.jobs):
+    if not 0 < demand <= _MAX_DEMAND or not any(map(_accelerators, workload.jobs)):
         raise TraceError(
             f"{workload.name}, filled to {demand:g} of its accelerators",
             found=f"a demand outside of 0 to {_MAX_DEMAND:g}, or no job that asks for an accelerator",
             remedy="Write it as openb/default_fill1.3_seed42",
         )
     jobs = list(workload.jobs)
-    requested = sum(requested_devices(job.request) for job in jobs)
+    requested = sum(map(_accelerators, jobs))
     while requested > limit:
-        requested -= requested_devices(jobs.pop(rng.randrange(len(jobs))).request)
+        requested -= _accelerators(jobs.pop(rng.randrange(len(jobs))))
     for number in range(10 * len(workload.jobs)):
         job = workload.jobs[rng.randrange(len(workload.jobs))]
-        requested += requested_devices(job.request)
+        requested += _accelerators(job)
         if requested > limit:
             break
         jobs.append(replace(job, id=f"{job.id}-copy-{number}"))
     rng.shuffle(jobs)
-    return replace(workload, jobs=tuple(_at(job, second) for second, job in enumerate(jobs)))
+    for second, job in enumerate(jobs):
+        jobs[second] = replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
+    return replace(workload, jobs=tuple(jobs))
 
 
-def _at(job: Job, second: int) -> Job:
-    return replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
-
-
-def requested_devices(request: DeviceRequest | None) -> float:
-    """Accelerators of the first alternative; a share counts as its fraction, CPU cores not at all.
-
-    >>> requested_devices(DeviceRequest.parse("gpu:0.5")), requested_devices(DeviceRequest.parse("cpu:4"))
-    (0.5, 0.0)
-    """
-    first = request.alternatives[0] if request else None
-    return 0.0 if first is None or first.kind == "cpu" else first.count * first.share_milli / 1000
+def _accelerators(job: Job) -> float:
+    return job.request.alternatives[0].accelerators

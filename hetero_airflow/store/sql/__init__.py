@@ -9,6 +9,9 @@
 ``leases.py``            renews and ends leases
 ``pruning.py``           deletes what is old: ended requests, lost workers
 ``reads.py``             reads snapshots, histories and runs; ``presence.py`` and ``queue.py`` the rest
+``speeds.py``            the speeds that tasks report
+``tallies.py``           counts of what happened, for metrics
+``usage.py``             when devices were there, and sums of days of what devices and tasks used
 ``json_rows.py``         one statement for many rows
 ``worker_keys.py``       who may speak for a worker: enrolment and revocation of keys
 ``agent_messages.py``    records the messages of agents

@@ -16,8 +16,8 @@ from hetero_airflow.store.codec import CORES
 from hetero_airflow.store.lease_rules import are_grantable, choose_cores, suits_device_kind
 from hetero_airflow.store.sql.holds import read_devices_on_hold
 from hetero_airflow.store.sql.json_rows import json_table
+from hetero_airflow.store.sql.tallies import model_label
 from hetero_airflow.store.sql.transaction import WriteTransaction
-from hetero_airflow.store.tallies.tally import model_label
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _HOLDER = tables.device.alias("holder").c

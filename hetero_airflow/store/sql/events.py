@@ -35,6 +35,7 @@ from hetero_airflow.store.sql.presence import (
 )
 from hetero_airflow.store.sql.pruning import forget_workers
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
+from hetero_airflow.store.sql.usage import note_presence
 from hetero_airflow.store.store import (
     CheckpointSaved,
     RequestSubmitted,
@@ -50,7 +51,6 @@ from hetero_airflow.store.store import (
     WorkerLost,
     WorkerSeen,
 )
-from hetero_airflow.store.usage.presence import note_presence
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))

@@ -15,10 +15,9 @@ from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.lease_rules import check_move, run_end_of
 from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
 from hetero_airflow.store.sql.reads import read_leases
+from hetero_airflow.store.sql.tallies import Occurrence, TallyName, add_tallies, ended_label
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
 from hetero_airflow.store.store import LeaseMove, StartClaimed
-from hetero_airflow.store.tallies.in_sql import add_tallies
-from hetero_airflow.store.tallies.tally import Occurrence, TallyName, ended_label
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _LEASE, _HELD = tables.lease.c, tables.lease_device.c

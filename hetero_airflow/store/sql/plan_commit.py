@@ -24,10 +24,9 @@ from hetero_airflow.store.lease_rules import granted_lease
 from hetero_airflow.store.sql.device_ledger import DeviceLedger
 from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows, without_index
 from hetero_airflow.store.sql.leases import claimed_rows, end_requests
+from hetero_airflow.store.sql.tallies import Occurrence, TallyName, add_tallies
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.store.store import CommitResult
-from hetero_airflow.store.tallies.in_sql import add_tallies
-from hetero_airflow.store.tallies.tally import Occurrence, TallyName
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 

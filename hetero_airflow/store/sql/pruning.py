@@ -10,11 +10,11 @@ from hetero_airflow.model.devices.health import last_change
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.speeds.in_sql import prune_speeds
 from hetero_airflow.store.sql.holds import HEALTH
+from hetero_airflow.store.sql.speeds import prune_speeds
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.sql.usage import add_sums
 from hetero_airflow.store.store import WorkerForgotten
-from hetero_airflow.store.usage.sums import add_sums
 
 _WORKER, _SEEN, _LEASE = tables.worker.c, tables.telemetry.c, tables.lease.c
 _REQUEST, _DECISION = tables.request.c, tables.decision.c

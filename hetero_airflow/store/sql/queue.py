@@ -7,7 +7,6 @@ from datetime import datetime
 
 from sqlalchemy import Connection, func, select, update
 
-from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.plan import PAUSED, Reason
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import REASON
@@ -15,19 +14,14 @@ from hetero_airflow.store.sql.reads import ReadRequest, read_pending
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.store.store import QueueChange
 
-_REQUEST, _DECISION, _LEASE = tables.request.c, tables.decision.c, tables.lease.c
-_TASK_COLUMNS = (
-    _REQUEST.id,
-    _REQUEST.dag_id,
-    _REQUEST.run_id,
-    _REQUEST.task_id,
-    _REQUEST.map_index,
-    _REQUEST.try_number,
-)
+_REQUEST, _DECISION = tables.request.c, tables.decision.c
+TASK_COLUMNS = (_REQUEST.dag_id, _REQUEST.run_id, _REQUEST.task_id, _REQUEST.map_index, _REQUEST.try_number)
 
 
 @dataclass(frozen=True, slots=True)
-class _QueueRow:
+class QueueRow:
+    """The task of a request or of a lease, which has the id."""
+
     id: str
     dag_id: str
     run_id: str
@@ -37,7 +31,7 @@ class _QueueRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest(_QueueRow):
+class WaitingRequest(QueueRow):
     """A waiting request, with the newest decision on it."""
 
     submitted_at: datetime
@@ -47,23 +41,15 @@ class WaitingRequest(_QueueRow):
     """Why it waits; empty before the first cycle."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveLease(_QueueRow):
-    """A live lease and its task."""
-
-    worker_id: str
-    device_ids: tuple[str, ...]
-    state: str
-    granted_at: datetime
-
-
 def read_waiting_requests(
     connection: Connection, dag_ids: Collection[str], offset: int, limit: int
 ) -> list[WaitingRequest]:
     """The waiting requests of these DAGs, in the order of the queue; new requests last."""
     newest = select(func.max(_DECISION.id)).where(_DECISION.request_id == _REQUEST.id).correlate(tables.request)
     query = (
-        select(*_TASK_COLUMNS, _REQUEST.submitted_at, _DECISION.position, _REQUEST.is_paused, _DECISION.reason)
+        select(
+            _REQUEST.id, *TASK_COLUMNS, _REQUEST.submitted_at, _DECISION.position, _REQUEST.is_paused, _DECISION.reason
+        )
         .join_from(tables.request, tables.decision, _DECISION.id == newest.scalar_subquery(), isouter=True)
         .where(_REQUEST.state == "waiting", _REQUEST.dag_id.in_(sorted(dag_ids)))
         .order_by(_DECISION.position.is_(None), _DECISION.position, _REQUEST.submitted_at, _REQUEST.id)
@@ -122,23 +108,3 @@ def change_queue(transaction: WriteTransaction, changes: Sequence[QueueChange], 
         }
         transaction.connection.execute(update(tables.request).where(waits).values(values))
         transaction.is_visible = True
-
-
-def read_live_leases(connection: Connection, dag_ids: Collection[str], offset: int, limit: int) -> list[LiveLease]:
-    """The live leases of these DAGs, the oldest first."""
-    query = (
-        select(_LEASE.id, *_TASK_COLUMNS[1:], _LEASE.worker_id, _LEASE.state, _LEASE.granted_at)
-        .join_from(tables.lease, tables.request, _REQUEST.id == _LEASE.request_id)
-        .where(_LEASE.state.not_in(TERMINAL), _REQUEST.dag_id.in_(sorted(dag_ids)))
-        .order_by(_LEASE.token)
-    )
-    rows = connection.execute(query.offset(offset).limit(limit)).all()
-    held = tables.lease_device.c
-    parts = select(held.lease_id, held.device_id).where(held.lease_id.in_([row.id for row in rows]))
-    devices: dict[str, list[str]] = {row.id: [] for row in rows}
-    for part in connection.execute(parts.order_by(held.lease_id, held.position)):
-        devices[part.lease_id].append(part.device_id)
-    return [
-        LiveLease(*row[:7], device_ids=tuple(devices[row.id]), state=row.state, granted_at=row.granted_at)
-        for row in rows
-    ]

@@ -46,13 +46,13 @@ def apply_changes(connection: Connection, builder: SnapshotBuilder, since: int, 
         _apply_usage(connection, builder, since)
     _apply_requests(connection, builder, since, read_request)
     for row in connection.execute(select(tables.dag).where(tables.dag.c.changed > since)):
-        builder.put_dag_token(row.dag_id, row.token)
+        builder.dag_tokens.put(row.dag_id, row.token)
     has_changed = _LEASE.changed > since if since else _LEASE.state.not_in(TERMINAL)
     for lease in read_leases(connection, has_changed):
         if lease.state in TERMINAL:
-            builder.drop_lease(lease.id)
+            builder.leases.drop(lease.id)
         else:
-            builder.put_lease(lease)
+            builder.leases.put(lease.id, lease)
 
 
 def drop_deleted(connection: Connection, builder: SnapshotBuilder) -> None:
@@ -81,13 +81,13 @@ def _apply_requests(connection: Connection, builder: SnapshotBuilder, since: int
     for row in connection.execute(select(tables.request).where(has_changed)):
         pending = read_pending(row, read_request) if row.state != "ended" else None
         if pending is not None and row.state == "waiting":
-            builder.drop_holder(row.id)
+            builder.holders.drop(row.id)
             builder.put_pending(pending)
         elif pending is not None:
             builder.put_holder(pending)
         else:
-            builder.drop_pending(row.id)
-            builder.drop_holder(row.id)
+            builder.pending.drop(row.id)
+            builder.holders.drop(row.id)
 
 
 def _apply_workers(connection: Connection, builder: SnapshotBuilder, since: int) -> None:

@@ -18,8 +18,6 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, MeasuredSpeed, ServiceRecord
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
-from hetero_airflow.store.speeds.in_sql import add_speeds, read_speeds
-from hetero_airflow.store.speeds.records import LeaseSpeed
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.holds import read_health
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
@@ -40,6 +38,7 @@ from hetero_airflow.store.sql.reads import (
     read_service,
     read_telemetry,
 )
+from hetero_airflow.store.sql.speeds import LeaseSpeed, add_speeds, read_speeds
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, QueueChange, RequestHistory, StoreEvent
 
@@ -107,7 +106,10 @@ class SqlStore:
             return write(can_grant=False)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
+        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token.
+
+        A granted or expired lease becomes active; a preempted one stays preempted.
+        """
         if not holds:
             return frozenset()
         with self._write() as transaction:

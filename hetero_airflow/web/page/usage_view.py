@@ -21,7 +21,7 @@ from hetero_airflow.executor.explanation.usage_report import (
 from hetero_airflow.model.usage.device_time import DeviceDay, TaskDay
 from hetero_airflow.model.usage.prices import Prices
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.usage.sums import Usage, read_usage
+from hetero_airflow.store.sql.usage import Usage, read_usage
 
 Subject = Literal["dag", "task", "owner", "team", "model", "worker", "device"]
 

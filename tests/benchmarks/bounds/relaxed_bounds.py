@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.simulator.reports.lower_bounds import srpt_total_jct_s
+from hetero_airflow.simulator.reports.figures import srpt_total_jct_s
 from hetero_airflow.simulator.workload import Job, Workload
 
 from .job_demand import JobDemand, accelerators, alone_s, demand_of

@@ -23,7 +23,6 @@ from hetero_airflow.model.run import Transition
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.scheduling.learning.learner import Learner
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import (
     RequestHistory,
     RequestSubmitted,
@@ -33,6 +32,7 @@ from hetero_airflow.store.store import (
     WorkerSeen,
 )
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_speed, a_worker, move_lease
+from tests.sqlite_store import SqliteStore
 
 DECIDED = EPOCH + timedelta(seconds=10)
 NOW = EPOCH + timedelta(seconds=70)
@@ -40,20 +40,20 @@ BUSY = Reason(ReasonCode.BUSY, "2 × nvidia/a100", "1 of 2 free")
 LATER = timedelta(hours=1)
 
 
-def a_store(*pending: object) -> MemoryStore:
-    store = MemoryStore()
+def a_store(*pending: object) -> SqliteStore:
+    store = SqliteStore()
     worker = a_worker("worker-a", (a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1, simulated=True)))
     store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
     return store
 
 
-def history_of(store: MemoryStore, task_id: str, map_index: int = -1) -> RequestHistory:
+def history_of(store: SqliteStore, task_id: str, map_index: int = -1) -> RequestHistory:
     history = store.request_history("dag", "run", task_id, map_index)
     assert history is not None
     return history
 
 
-def text_of(render, store: MemoryStore, task_id: str, map_index: int = -1) -> str:
+def text_of(render, store: SqliteStore, task_id: str, map_index: int = -1) -> str:
     workers = {worker.id: worker for worker in store.snapshot().workers}
     return render(explain_report(history_of(store, task_id, map_index), workers, NOW))
 
@@ -404,7 +404,7 @@ def test_the_json_of_speeds_has_the_values():
 
 
 def test_the_report_has_a_row_of_speeds(render):
-    store = MemoryStore()
+    store = SqliteStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("train"))], EPOCH)
     history = store.request_history("dag", "run", "train")
     ends_at = EPOCH + timedelta(minutes=90)

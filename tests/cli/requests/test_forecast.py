@@ -12,9 +12,9 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.scheduling.advice.start_estimate import StartEstimate
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+from tests.sqlite_store import SqliteStore
 
 NOW = EPOCH + timedelta(seconds=60)
 A100 = "nvidia/a100-sxm4-40gb"
@@ -23,7 +23,7 @@ A100 = "nvidia/a100-sxm4-40gb"
 @pytest.fixture
 def store():
     """One of two A100 is leased to "runs", so that "waits", which asks for both, waits."""
-    store = MemoryStore()
+    store = SqliteStore()
     worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))
     store.record(
         [WorkerSeen(worker), RequestSubmitted(a_pending("runs")), RequestSubmitted(a_pending("waits", "a100:2"))], EPOCH

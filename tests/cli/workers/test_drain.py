@@ -18,10 +18,10 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import HealthNoted, HoldPlaced, RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 
 LATER = EPOCH + timedelta(hours=1)
 SICK = Hold("worker-a", "GPU-1", HoldKind.QUARANTINED, "XID 79", EPOCH, "a burn-in passes")
@@ -30,7 +30,7 @@ SICK = Hold("worker-a", "GPU-1", HoldKind.QUARANTINED, "XID 79", EPOCH, "a burn-
 @pytest.fixture
 def store():
     """Two workers; a task runs on GPU-0 of the first, and its GPU-1 is quarantined."""
-    store = MemoryStore()
+    store = SqliteStore()
     pending = a_pending("r1", map_index=3)
     store.record([WorkerSeen(a_worker()), WorkerSeen(a_worker("worker-b")), RequestSubmitted(pending)], EPOCH)
     store.commit(Plan((a_place("r1", **{"GPU-0": 500, "cpu": 1000}),)), EPOCH, LATER)

@@ -27,9 +27,9 @@ from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.store.memory import MemoryStore
 from tests.engines.kubernetes.fake_api import OOM_KILLED, SIGNER, a_node, executor_options, running_api
 from tests.executor.conftest import StandInTasks, recorded_failures
+from tests.sqlite_store import SqliteStore
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, api, parallelism=8, lease_timeout_s=60, tasks=None, store=None, job="way"):
         self.api, self.engine = api, KubernetesEngine(parallelism)
-        self.store, self.tasks = store or MemoryStore(), tasks or StandInTasks()
+        self.store, self.tasks = store or SqliteStore(), tasks or StandInTasks()
         self.notes, self.reports, self.ends = [], [], []
         configuration = Configuration(
             "priority", "p", "hetero", lease_timeout_s, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler"

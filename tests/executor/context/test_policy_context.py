@@ -16,9 +16,9 @@ from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 
 SHARES = TeamShares.parse("research=3")
 CONFIGURATION = Configuration(
@@ -49,7 +49,7 @@ def test_a_policy_sees_what_is_configured():
 
 
 def test_edges_runs_and_shares_are_one_object_until_something_changes():
-    store, dags = MemoryStore(), Dags()
+    store, dags = SqliteStore(), Dags()
     context = PolicyContext(store, CONFIGURATION, dags)
     running, waiting = a_pending("r1", dag_id="b"), a_pending("r2", dag_id="a")
     store.record([WorkerSeen(a_worker()), RequestSubmitted(running), RequestSubmitted(waiting)], EPOCH)

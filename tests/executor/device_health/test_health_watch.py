@@ -20,15 +20,15 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.recovery.failure import Failure
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 from tests.agent.test_error_watch import Xids
+from tests.sqlite_store import SqliteStore
 
 KEY = ("worker-a", "GPU-0")
 
 
-class CountingStore(MemoryStore):
+class CountingStore(SqliteStore):
     """Knows how often it was asked for more than the snapshot, of which a heartbeat has one anyway."""
 
     calls = 0
@@ -47,7 +47,7 @@ class Host:
 
     def __init__(self, store=None, devices=None, worker_id="worker-a"):
         self.clock, self.xids = FakeClock(), Xids()
-        self.store = store or MemoryStore()
+        self.store = store or SqliteStore()
         self.worker = a_worker(worker_id, devices)
         self.here = HostHealth(worker_id, self.xids)
         self.watch = HealthWatch(self.store, self.here)

@@ -9,9 +9,9 @@ from hetero_airflow.executor.device_health.spot_host import SpotHost
 from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 
 
 def stepped(host, store, until):
@@ -24,7 +24,7 @@ def stepped(host, store, until):
 
 @pytest.fixture
 def store():
-    store = MemoryStore()
+    store = SqliteStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1"))], EPOCH)
     store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH + timedelta(hours=1))
     return store

@@ -24,10 +24,10 @@ from hetero_airflow.executor.leases.lease_use import CLOCK_DIFFERENCE
 from hetero_airflow.model.grant import SKEW_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.recovery.rules import parse_rules
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_worker
 from tests.executor.conftest import Bench, Key, StandInEngine, StandInTasks
+from tests.sqlite_store import SqliteStore
 
 TASKS = ("a", "b", "c")
 GPUS = 2
@@ -183,7 +183,7 @@ class LeaseLife(RuleBasedStateMachine):
             patch.start()
         self.host, self.rows, self.ids, self.last_pid = Host(), {}, {}, 100
         self.used_tokens, self.reused_tokens, self.queued_by = set(), set(), {}
-        self.store, self.clock = MemoryStore(), FakeClock()
+        self.store, self.clock = SqliteStore(), FakeClock()
         self.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
         self.schedulers, self.is_over = [], False
 

@@ -7,9 +7,9 @@ from hetero_airflow.engines.engine import LeaseStatus, WorkerChanges
 from hetero_airflow.executor.leases.cluster_events import STARTING_TIME, ClusterEvents
 from hetero_airflow.model.plan import Place, Plan, Reason, ReasonCode
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from tests.sqlite_store import SqliteStore
 
 LATER = EPOCH + STARTING_TIME
 FULL = Reason(ReasonCode.BUSY, "a container", "0/1 nodes are available")
@@ -29,7 +29,7 @@ class StandInCluster:
 
 class Bench:
     def __init__(self):
-        self.store, self.engine, self.notes = MemoryStore(), StandInCluster(), []
+        self.store, self.engine, self.notes = SqliteStore(), StandInCluster(), []
         self.cluster_events = ClusterEvents(self.store, self.engine, lambda key, text: self.notes.append((key, text)))
 
     def reason(self):

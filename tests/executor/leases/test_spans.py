@@ -14,7 +14,7 @@ from opentelemetry.trace import StatusCode
 
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases.spans import airflow_tracer
-from hetero_airflow.store.memory import MemoryStore
+from tests.sqlite_store import SqliteStore
 
 TRACE, RUN_SPAN, TRY_SPAN = "0af7651916cd43dd8448eb211c80319c", "1111111111111111", "b7ad6b7169203331"
 
@@ -99,7 +99,7 @@ def test_without_a_span_of_airflow_or_a_sample_of_it_there_is_none_of_ours(bench
 
 def test_without_traces_nothing_is_asked_of_the_database(bench, monkeypatch):
     assert airflow_tracer() is None
-    assert isinstance(bench.store, MemoryStore)
+    assert isinstance(bench.store, SqliteStore)
     assert bench.commands.spans.tracer is None
     monkeypatch.setattr(bench.tasks, "trace_carrier", lambda id_: 1 / 0, raising=False)
     id_ = bench.hold("train", "gpu")

@@ -17,8 +17,7 @@ from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
 from hetero_airflow.simulator.simulation import Simulation
-from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
-from hetero_airflow.simulator.traces.job_streams import poisson_arrivals
+from hetero_airflow.simulator.traces.generated import dag_runs, poisson_arrivals, random_design
 from hetero_airflow.testing import EPOCH, a_lease, a_pending, leased
 from tests.benchmarks.baselines import Heft
 

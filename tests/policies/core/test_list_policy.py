@@ -18,8 +18,8 @@ from hetero_airflow.model.plan import (
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
+from hetero_airflow.policies.core.migration import fit_check
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
@@ -176,8 +176,8 @@ def test_a_decision_does_not_change_the_snapshot() -> None:
 def test_whether_a_request_fits_anywhere_agrees_with_the_ranking_of_all_placements(snapshot: Snapshot) -> None:
     index = WorkerIndex(Matcher(TightFitScorer()), snapshot)
     requests = [pending.request for pending in (*snapshot.pending, *snapshot.holders.values())]
-    cache = FitCache(index)
-    assert [cache.fits_anywhere(request) for request in requests] == [
+    fits_anywhere = fit_check(index)
+    assert [fits_anywhere(request) for request in requests] == [
         best_placement(index, request, None) is not None for request in requests
     ]
 
@@ -188,6 +188,6 @@ def test_a_share_finds_a_place_beside_another_and_a_core_beside_full_accelerator
         (a_lease("whole", "a", **{"gpu-0": 1000}), a_pending("whole")),
         (a_lease("share", "a", **{"gpu-1": 700}), a_pending("share", "gpu:0.7")),
     )
-    cache = FitCache(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
+    fits_anywhere = fit_check(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
     texts = ("gpu:0.3", "gpu:0.4", "gpu", "cpu:8", "cpu:9")
-    assert [cache.fits_anywhere(DeviceRequest.parse(text)) for text in texts] == [True, False, False, True, False]
+    assert [fits_anywhere(DeviceRequest.parse(text)) for text in texts] == [True, False, False, True, False]

@@ -362,7 +362,7 @@ class Fresh(dict):
 def full_fleet(seed):
     """Twelve workers with most of their GPUs leased to requests of several sizes, and 60 requests that wait."""
     rng = random.Random(seed)
-    store = MemoryStore(keeps_history=False)
+    store = MemoryStore()
     workers = [
         a_worker(f"w{n}", (a_cpu(), *(a_device(f"w{n}-{i}", GPU_MODELS[n % 2], index=i) for i in range(4))))
         for n in range(12)

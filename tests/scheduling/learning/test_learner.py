@@ -14,9 +14,9 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import MeasuredSpeed, RunEnd
 from hetero_airflow.scheduling.learning.learner import RUNS_PER_TASK, Learner, PastRequests
 from hetero_airflow.scheduling.learning.speed_fit import MIN_RUN_S, USUAL_SPREAD
-from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_run, a_worker
+from tests.sqlite_store import SqliteStore
 
 V100, T4, A100, X1, CPU = "nvidia/v100", "nvidia/t4", "nvidia/a100", "acme/x1", "generic/x86-64"
 TRAIN = ("dag", "train")
@@ -308,7 +308,7 @@ def test_learning_comes_near_the_truth(runs, wild, within):
 
 
 def test_a_refresh_reads_new_runs_and_returns_the_same_object_without_any():
-    store, learner = MemoryStore(), Learner()
+    store, learner = SqliteStore(), Learner()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), RequestSubmitted(a_pending("b"))], EPOCH)
     leases = store.commit(Plan((a_place("a", cpu=1000), a_place("b", cpu=1000))), EPOCH, EPOCH).leases
     classes = frozenset({V100})
@@ -329,7 +329,7 @@ def test_a_refresh_reads_new_runs_and_returns_the_same_object_without_any():
 
 
 def test_a_refresh_logs_impossible_runs(caplog):
-    store = MemoryStore()
+    store = SqliteStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a"))], EPOCH)
     (lease,) = store.commit(Plan((a_place("a", cpu=1000),)), EPOCH, EPOCH).leases
     before = EPOCH - timedelta(minutes=1)

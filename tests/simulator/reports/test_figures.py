@@ -15,10 +15,11 @@ from hetero_airflow.simulator.reports.figures import (
     Figures,
     GroupFigures,
     MeasuredWindow,
+    least_makespan_s,
+    least_mean_jct_s,
     measure,
     measure_timing,
 )
-from hetero_airflow.simulator.reports.lower_bounds import least_makespan_s, least_mean_jct_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 

@@ -19,21 +19,23 @@ from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.dag_streams import dag_runs, layers, random_design
 from hetero_airflow.simulator.traces.files import VARIABLE
 from hetero_airflow.simulator.traces.gavel import read_speeds
-from hetero_airflow.simulator.traces.job_streams import (
+from hetero_airflow.simulator.traces.generated import (
     GAVEL_GANGS,
     PHILLY_SIZES,
     bursty_arrivals,
+    dag_runs,
     exponential,
     gavel_duration_s,
     gavel_kinds,
     gavel_like,
+    layers,
     lognormal,
     philly_like,
     pick,
     poisson_arrivals,
+    random_design,
 )
 from hetero_airflow.simulator.workload import Workload
 

@@ -9,7 +9,7 @@ from hetero_airflow.simulator.cluster import simulated_worker
 from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.openb import FOREVER_S, requested_devices
+from hetero_airflow.simulator.traces.openb import FOREVER_S
 from hetero_airflow.simulator.workload import Job
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nn0,32000,1024,2,T4\nn1,8050,2048,1,V100M16\nn2,4000,512,0,\n"
@@ -108,7 +108,7 @@ def test_filling_asks_for_just_less_than_the_demand(folder: Path, demand: float)
 
     jobs = load_trace(f"openb/t_fill{demand}_seed7", folder).jobs
 
-    requested = sum(requested_devices(job.request) for job in jobs)
+    requested = sum(job.request.alternatives[0].accelerators for job in jobs)
     assert demand * 3 - 0.12 <= requested <= demand * 3
     assert [job.arrival_s for job in jobs] == [float(second) for second in range(len(jobs))]
     assert {(job.work, job.patience_s) for job in jobs} == {(FOREVER_S, 0.0)}
@@ -139,7 +139,9 @@ def test_the_published_mixes_are_read(public_traces: Path) -> None:
         workload = load_trace(f"openb/{mix}_fill1.3_seed42", public_traces)
         devices = sum(device.kind == "gpu" for worker in workload.workers for device in worker.devices)
         assert (len(workload.workers), devices) == (1213, 6212)
-        assert sum(requested_devices(job.request) for job in workload.jobs) == pytest.approx(1.3 * 6212, rel=0.001)
+        assert sum(job.request.alternatives[0].accelerators for job in workload.jobs) == pytest.approx(
+            1.3 * 6212, rel=0.001
+        )
 
 
 def test_a_filled_cluster_is_simulated_to_its_end(folder: Path) -> None:

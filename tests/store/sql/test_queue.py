@@ -7,11 +7,10 @@ import pytest
 
 from hetero_airflow.model.plan import PAUSED, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.request import Priority
+from hetero_airflow.store.lease_history import LiveLease, read_live_leases
 from hetero_airflow.store.sql.queue import (
-    LiveLease,
     WaitingRequest,
     count_waiting_reasons,
-    read_live_leases,
     read_waiting_requests,
 )
 from hetero_airflow.store.sql.store import SqlStore

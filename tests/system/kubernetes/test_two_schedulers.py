@@ -14,10 +14,10 @@ from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
-from hetero_airflow.store.memory import MemoryStore
 from tests.engines.kubernetes.fake_api import a_node, executor_options, running_api
 from tests.engines.kubernetes.test_whole_way import Bench
 from tests.executor.conftest import StandInTasks
+from tests.sqlite_store import SqliteStore
 from tests.system.overlaps import overlaps
 from tests.waiting import eventually
 
@@ -75,7 +75,7 @@ def schedulers(tmp_path, monkeypatch):
         monkeypatch.setattr(KubernetesExecutor, "_should_create_pod_for_job", lambda self, task: True)
         for number in range(NODES):
             api.put("nodes", a_node(f"gpu-{number}", gpus=GPUS))
-        tasks, store, benches = StandInTasks(), MemoryStore(), []
+        tasks, store, benches = StandInTasks(), SqliteStore(), []
         for job in "12":
             benches.append(Bench(api, TASKS, tasks=tasks, store=store, job=job))
             stack.callback(benches[-1].engine.end)

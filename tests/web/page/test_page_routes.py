@@ -10,7 +10,7 @@ from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.run import Transition
-from hetero_airflow.store.speeds.records import LeaseSpeed
+from hetero_airflow.store.sql.speeds import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, TransitionsNoted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
 from hetero_airflow.web.page import page_routes, usage_view

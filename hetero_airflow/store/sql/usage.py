@@ -1,24 +1,137 @@
-"""Reads usage, and adds what `prune` is about to delete to the sums of days."""
+"""What devices and tasks used, in tables: the times in which devices were there, and sums of days.
 
-from collections.abc import Iterable
+Leases have their own rows. So only the rare changes of devices are written beside them: when a worker comes, is lost,
+reports other devices, or when a hold begins or ends. Placing and ending a lease costs nothing more. The sums are made
+when `prune` deletes the rows, so they outlive them, and each second is counted once.
+
+Rejected: sums that each transaction keeps. They cost two more statements for each lease, and a device that is on hold
+while it is leased changes what the free part counts as, so each change of one needs the state of the other.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, bindparam, delete, or_, select, update
+from sqlalchemy import Connection, Select, Table, bindparam, delete, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from hetero_airflow.model.usage.device_time import DeviceDay, Held, Present, TaskDay, device_days, task_days
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.hold import holds_on
+from hetero_airflow.model.usage.device_time import (
+    DeviceDay,
+    Held,
+    Present,
+    TaskDay,
+    device_days,
+    task_days,
+    usage_class,
+)
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql.holds import read_holds
+from hetero_airflow.store.sql.json_rows import json_table, key_rows
+from hetero_airflow.store.sql.tallies import split_model_label
 from hetero_airflow.store.sql.transaction import WriteTransaction
-from hetero_airflow.store.tallies.tally import split_model_label
 
 KEPT_DAYS = 400
 """So old may the sums of a day become."""
 
-_PRESENT, _LEASE, _REQUEST = tables.device_presence.c, tables.lease.c, tables.request.c
+_LEASE, _REQUEST = tables.lease.c, tables.request.c
 _HELD, _STATE = tables.lease_device.c, tables.state.c
 _DEVICE_DAY, _TASK_DAY = tables.device_day.c, tables.task_day.c
+_WORKER, _DEVICE, _PRESENT = tables.worker.c, tables.device.c, tables.device_presence.c
+_IS_OPEN = (
+    _PRESENT.worker_id == bindparam("worker_key"),
+    _PRESENT.device_id == bindparam("key"),
+    _PRESENT.until.is_(None),
+)
+_DROP_EMPTY = delete(tables.device_presence).where(*_IS_OPEN, _PRESENT.since >= bindparam("now"))
+_CLOSE = update(tables.device_presence).where(*_IS_OPEN).values(until=bindparam("now"))
+
+
+class _Shown(NamedTuple):
+    """What is noted of a device; a change of it begins a new row."""
+
+    device_class: str
+    kind: str
+    capacity_milli: int
+    is_on_hold: bool
+
+
+def note_presence(transaction: WriteTransaction, worker_ids: Collection[str], now: datetime) -> None:
+    """Compare the devices of these workers, whose rows are written, with the open times, and write the differences.
+
+    The clocks of two processes differ. A time never begins before the one before it has ended, so none counts twice.
+    """
+    if not worker_ids:
+        return
+    wanted = _current(transaction, worker_ids)
+    stored: dict[tuple[str, str], _Shown] = {}
+    earliest: dict[tuple[str, str], datetime] = {}
+    """Device → when its next time may begin; without those that may begin now."""
+    for row in transaction.read_by_rows(_open_times, key_rows(worker_ids), now=now):
+        key, noted_until = (row.worker_id, row.device_id), row.until or row.since
+        if row.until is None:
+            stored[key] = _Shown(row.device_class, row.kind, row.capacity_milli, bool(row.is_on_hold))
+        earliest[key] = max(noted_until, earliest.get(key, now))
+    over = [
+        {"worker_key": key[0], "key": key[1], "now": now} for key, shown in stored.items() if wanted.get(key) != shown
+    ]
+    transaction.execute_many(_DROP_EMPTY, over)
+    transaction.execute_many(_CLOSE, over)
+    begun = [
+        {
+            "worker_id": key[0],
+            "device_id": key[1],
+            "since": max(now, earliest.get(key, now)),
+            "until": None,
+            **shown._asdict(),
+        }
+        for key, shown in wanted.items()
+        if stored.get(key) != shown
+    ]
+    transaction.insert_rows(tables.device_presence, begun)
+
+
+def _current(transaction: WriteTransaction, worker_ids: Collection[str]) -> dict[tuple[str, str], _Shown]:
+    """(worker id, device id) → what is to be noted, for the devices that online workers report.
+
+    A device whose parts are leased instead, such as a GPU in MIG mode, does not count beside its parts.
+    """
+    rows = transaction.read_by_rows(_devices, key_rows(worker_ids))
+    devices = [(row.worker_id, Device.model_validate_json(row.inventory)) for row in rows]
+    holds = read_holds(transaction.connection, worker_ids)
+    divided = {(worker_id, device.parent) for worker_id, device in devices if device.parent is not None}
+    return {
+        (worker_id, device.id): _Shown(
+            usage_class(device),
+            device.kind,
+            device.capacity_milli,
+            not device.leasable or bool(holds_on(device, holds.get(worker_id, ()))),
+        )
+        for worker_id, device in devices
+        if device.leasable or (worker_id, device.id) not in divided
+    }
+
+
+@lru_cache(maxsize=2)
+def _devices(dialect: str) -> Select[Any]:
+    workers = json_table(dialect, key="text")
+    is_online = (_WORKER.id == workers.c.key) & (_WORKER.state == WorkerState.ONLINE)
+    is_reported = (_DEVICE.worker_id == _WORKER.id) & ~_DEVICE.is_vanished
+    query = select(_DEVICE.worker_id, _DEVICE.inventory)
+    return query.join_from(workers, tables.worker, is_online).join(tables.device, is_reported)
+
+
+@lru_cache(maxsize=2)
+def _open_times(dialect: str) -> Select[Any]:
+    """The times that go on, and those that ended later than now, by another clock."""
+    workers = json_table(dialect, key="text")
+    is_open = _PRESENT.until.is_(None) | (_PRESENT.until > bindparam("now", type_=_PRESENT.until.type))
+    of_worker = (_PRESENT.worker_id == workers.c.key) & is_open
+    return select(tables.device_presence).join_from(workers, tables.device_presence, of_worker)
 
 
 @dataclass(frozen=True, slots=True)

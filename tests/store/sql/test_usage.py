@@ -15,8 +15,8 @@ from hetero_airflow.model.usage.device_time import DEVICE_SECOND
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.store.sql.usage import KEPT_DAYS, Usage, read_usage
 from hetero_airflow.store.store import HoldLifted, HoldPlaced, RequestSubmitted, WorkerLost, WorkerSeen
-from hetero_airflow.store.usage.sums import KEPT_DAYS, Usage, read_usage
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 HOUR = 3600 * DEVICE_SECOND

@@ -11,10 +11,9 @@ from hetero_airflow.model.plan import Plan, Reason, ReasonCode, Refuse, Wait
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.tallies import Tally, TallyName, read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, WorkerForgotten, WorkerLost
-from hetero_airflow.store.tallies.in_sql import read_tallies
-from hetero_airflow.store.tallies.tally import Tally, TallyName
 from hetero_airflow.testing import EPOCH, a_pending, a_place
 from tests.store.contract import ACCOUNT, BUSY, MUCH_LATER, prepare
 

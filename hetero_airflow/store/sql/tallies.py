@@ -1,13 +1,32 @@
-"""What is counted, and the buckets of measured times. Pure."""
+"""Counts of what happened in the store, which outlive the rows that pruning deletes.
+
+A counter of Prometheus may not fall, and the cost of a scrape may not grow with the history. So what happened is not
+counted from the rows of leases and decisions. Each transaction adds to a few rows here, with one statement. If it
+fails, or is committed again after a conflict, nothing is counted twice. All schedulers add to the same rows.
+
+Rejected: counters in the memory of each scheduler. They start at 0 after a restart, and each scheduler would need an
+address that Prometheus can reach.
+"""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
+
+from sqlalchemy import Connection, Insert, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.run import RunEnd
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql.json_rows import json_table
+from hetero_airflow.store.sql.transaction import WriteTransaction
+
+_LEASE, _TALLY = tables.lease.c, tables.tally.c
+_NO_MODEL = "//"
+"""The label of a lease from before models were noted."""
 
 BOUNDS_S = (1, 5, 15, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200, 86400, 259200, 604800)
 """Upper bounds of the buckets, in seconds: from one heartbeat to a week."""
@@ -111,3 +130,46 @@ def cumulative(tallies: Iterable[Tally]) -> list[tuple[str, int]]:
     counts = [(float(tally.bucket), tally.count) for tally in tallies]
     bounds = [*map(str, BOUNDS_S), NO_BOUND]
     return [(bound, sum(count for upper, count in counts if upper <= float(bound))) for bound in bounds]
+
+
+def add_tallies(transaction: WriteTransaction, occurrences: Sequence[Occurrence]) -> None:
+    """Count what happened, in one statement. The leases' rows must be written before."""
+    rows = [
+        {
+            "name": occurrence.name,
+            "label": occurrence.label,
+            "key": occurrence.lease_id,
+            "bucket": occurrence.bucket,
+            "elapsed_ms": occurrence.elapsed_ms,
+        }
+        for occurrence in occurrences
+    ]
+    transaction.execute_rows(_add, rows)
+
+
+def read_tallies(connection: Connection) -> tuple[Tally, ...]:
+    """All tallies, ordered by name and label. Their number depends on the models of devices, not on the history."""
+    rows = connection.execute(select(tables.tally).order_by(_TALLY.name, _TALLY.label, _TALLY.bucket))
+    return tuple(Tally(TallyName(row.name), row.label, row.bucket, row.number, row.total_ms) for row in rows)
+
+
+@lru_cache(maxsize=2)
+def _add(dialect: str) -> Insert:
+    events = json_table(dialect, name="text", label="text", key="text", bucket="text", elapsed_ms="number")
+    label = func.coalesce(events.c.label, _LEASE.device_model, _NO_MODEL).label("label")
+    sums = (func.count().label("number"), func.sum(events.c.elapsed_ms).label("elapsed_ms"))
+    counted = (
+        select(events.c.name, label, events.c.bucket, *sums)
+        .join_from(events, tables.lease, _LEASE.id == events.c.key, isouter=True)
+        .where(events.c.name.is_not(None))  # SQLite needs a WHERE before ON CONFLICT
+        .group_by(events.c.name, label, events.c.bucket)
+    )
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    put = insert(tables.tally).from_select(["name", "label", "bucket", "number", "total_ms"], counted)
+    return put.on_conflict_do_update(
+        index_elements=["name", "label", "bucket"],
+        set_={
+            "number": _TALLY.number + put.excluded.number,
+            "total_ms": _TALLY.total_ms + put.excluded.total_ms,
+        },
+    )
