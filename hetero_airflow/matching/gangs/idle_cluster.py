@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
-from hetero_airflow.matching.gangs.cluster_state import IdleClusterState
 from hetero_airflow.matching.gangs.placement import GangPlacer, gang_level
 from hetero_airflow.matching.gangs.regions import Regions
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.shapes import Shape, WorkerEntry
+from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
@@ -31,9 +32,8 @@ class IdleCluster:
 
     @cached_property
     def _placer(self) -> GangPlacer:
-        matcher = self._matcher
-        idle = IdleClusterState(self.entries, matcher)
-        return GangPlacer(idle, self.regions, matcher, lambda a, state: matcher.match(a, state, None), _ANY_TIME)
+        idle = Snapshot(0, tuple(entry.worker for entry in self.entries))
+        return GangPlacer(WorkerIndex(self._matcher, idle), self.regions, _ANY_TIME)
 
     def fits_when_idle(self, requests: Sequence[DeviceRequest]) -> bool:
         """Whether a gang with these requests could be placed on the workers, with the devices that are healthy now."""

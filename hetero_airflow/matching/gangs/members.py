@@ -1,13 +1,14 @@
 """Members of a gang with equal requests, and how many of them fit one after the other on a worker."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from hetero_airflow.matching.feasibility import device_count
-from hetero_airflow.matching.matcher import Fit, Matcher, MatchResult, OccupancyState
+from hetero_airflow.matching.matcher import Fit, OccupancyState
+from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.request import Alternative, DeviceRequest
 
 
@@ -56,15 +57,10 @@ class _Chain:
 
 
 class MemberChains:
-    """Places members one after the other on a worker, and remembers the results by state.
+    """Places members one after the other on a worker, beside what is reserved, and remembers the results by state."""
 
-    :param match: the result of an alternative on workers in a state, as `WorkerIndex.match`
-    """
-
-    def __init__(
-        self, matcher: Matcher, match: Callable[[Alternative, OccupancyState], MatchResult], now: datetime
-    ) -> None:
-        self._matcher, self._match, self._now_s = matcher, match, now.timestamp()
+    def __init__(self, index: WorkerIndex, reserved: ReservedCapacity | None, now: datetime) -> None:
+        self._index, self._reserved, self._now_s = index, reserved, now.timestamp()
         self._chains: dict[tuple[OccupancyState, object], _Chain] = {}
 
     def chain(
@@ -80,7 +76,7 @@ class MemberChains:
                 chain.is_full = True
                 break
             chain.fits.append(best)
-            chain.states.append(self._matcher.state_after(chain.states[-1], best[1], self._now_s))
+            chain.states.append(self._index.matcher.state_after(chain.states[-1], best[1], self._now_s))
         number = min(limit, len(chain.fits))
         return chain.fits[:number], chain.states[number]
 
@@ -91,7 +87,7 @@ class MemberChains:
     def _best_option(self, state: OccupancyState, members: MemberClass) -> tuple[int, Fit] | None:
         best: tuple[int, Fit] | None = None
         for number, alternative in members.options:
-            result = self._match(alternative, state)
+            result = self._index.match(alternative, state, self._reserved)
             if isinstance(result, Fit) and (best is None or result.score > best[1].score):
                 best = (number, result)
                 if members.is_ordered:

@@ -13,16 +13,16 @@ first-fit-decreasing heuristic may miss a packing that exists.
 import math
 from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from hetero_airflow.matching.bandwidth import Bottleneck, bottleneck
-from hetero_airflow.matching.gangs.cluster_state import ClusterState
 from hetero_airflow.matching.gangs.members import MemberChains, MemberClass, equal_members, member_classes
 from hetero_airflow.matching.gangs.regions import WIDE_LEVELS, Regions
-from hetero_airflow.matching.matcher import Fit, Matcher, MatchResult, OccupancyState
+from hetero_airflow.matching.matcher import Fit, OccupancyState
+from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.topology import Level
 
@@ -63,27 +63,18 @@ class _RankedPlacement(NamedTuple):
 
 
 class GangPlacer:
-    """Tries gangs on workers in their current states, and changes nothing there.
-
-    :param match: the result of an alternative on workers in a state, as `WorkerIndex.match`
-    """
+    """Tries gangs on workers in their current states, beside what is reserved, and changes nothing there."""
 
     def __init__(
-        self,
-        cluster: ClusterState,
-        regions: Regions,
-        matcher: Matcher,
-        match: Callable[[Alternative, OccupancyState], MatchResult],
-        now: datetime,
+        self, index: WorkerIndex, regions: Regions, now: datetime, reserved: ReservedCapacity | None = None
     ) -> None:
-        self._cluster = cluster
-        self._entries = cluster.entries
-        self._states = cluster.states
+        self._index = index
+        self._states = index.states
         self._regions = regions
-        self._chains = MemberChains(matcher, match, now)
+        self._chains = MemberChains(index, reserved, now)
         self._ranked: defaultdict[tuple[Level | None, int], dict[object, _RankedPlacement | None]] = defaultdict(dict)
         """(level, number of a region), or (None, worker) → what is asked → its placement there."""
-        self._version = cluster.version
+        self._version = index.version
 
     def place(self, requests: Sequence[DeviceRequest]) -> GangFit | None:
         """The best placement of a gang with these requests, or None if it does not fit as a whole.
@@ -116,16 +107,16 @@ class GangPlacer:
 
     def _catch_up(self) -> None:
         """Forget the placements on workers that changed."""
-        for worker in self._cluster.changed_since(self._version):
+        for worker in self._index.changed_since(self._version):
             self._ranked.pop((None, worker), None)
             for level in WIDE_LEVELS:
                 self._ranked.pop((level, self._regions.number(level, worker)), None)
-        self._version = self._cluster.version
+        self._version = self._index.version
 
     def _best(self, classes: Sequence[MemberClass], widest: Level) -> list[_RankedPlacement]:
         """The best placement of all members within that level; empty if there is none."""
         requested = tuple((members.key, members.members) for members in classes)
-        alone = (self._on_worker(classes, worker, requested) for worker in self._cluster.first_workers())
+        alone = (self._on_worker(classes, worker, requested) for worker in self._index.first_workers())
         best = min((ranked for ranked in alone if ranked is not None), default=None)
         for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
             for number, speeds in self._regions.shared(level):
@@ -214,7 +205,7 @@ class GangPlacer:
             positions[placement.worker] |= dict.fromkeys(placement.fit.chosen)
         parts = []
         for worker, chosen in sorted(positions.items()):
-            entry = self._entries[worker]
+            entry = self._index.entries[worker]
             devices = {device.id: device for device in entry.worker.devices}
             parts.append((entry.worker, [devices[entry.device_ids[position]] for position in chosen]))
         return bottleneck(parts)

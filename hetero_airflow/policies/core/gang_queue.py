@@ -60,14 +60,7 @@ class GangQueue:
 
     def _placer(self, reserved: ReservedCapacity | None) -> GangPlacer:
         """Places gangs on what is free now, less what is reserved."""
-        index = self._index
-        return GangPlacer(
-            index,
-            self._idle_cluster.regions,
-            index.matcher,
-            lambda alternative, state: index.match(alternative, state, reserved),
-            self._now,
-        )
+        return GangPlacer(self._index, self._idle_cluster.regions, self._now, reserved)
 
     def blocked(self, gang: str) -> Reason | None:
         """Why the gang can't be placed even on idle workers: members are missing, or the workers are too few."""
