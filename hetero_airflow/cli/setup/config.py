@@ -20,13 +20,15 @@ from hetero_airflow.cli.setup.checks import (
     check_device_users,
     check_driver,
     check_heartbeats,
+    check_option_names,
+    check_options,
     check_parallelism,
     check_pool,
     check_problems,
     check_report,
     check_settings,
+    check_simulated_devices,
 )
-from hetero_airflow.cli.setup.option_checks import check_option_names, check_options, check_simulated_devices
 from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings
 from hetero_airflow.cli.setup.trials import trials
 from hetero_airflow.errors import StoreError
