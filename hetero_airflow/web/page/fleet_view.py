@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from hetero_airflow.executor.explanation.device_state import DeviceState
 from hetero_airflow.model.device import Device, Telemetry
@@ -107,7 +107,9 @@ class FleetTable(BaseModel):
 class HoldRow(BaseModel):
     """Why a worker, or a device of it, gets no new task."""
 
-    device: str
+    model_config = ConfigDict(from_attributes=True)
+
+    device: str = Field(validation_alias="device_id")
     """Empty for the whole worker."""
     kind: HoldKind
     cause: str
@@ -207,7 +209,7 @@ def worker_facts(
         labels=worker.labels,
         runtime=worker.runtime,
         problems=list(worker.problems),
-        holds=[_hold_row(hold) for hold in snapshot.holds_of(worker.id)],
+        holds=[HoldRow.model_validate(hold) for hold in snapshot.holds_of(worker.id)],
         devices=rows,
         links=sorted(links),
         leases=[
@@ -293,14 +295,3 @@ def _problem(worker: Worker, device: Device, holds: tuple[Hold, ...]) -> str | N
         return "the heartbeat of its worker stopped"
     texts = [f"{hold.kind}: {hold.cause}" for hold in holds_on(device, holds)]
     return "; ".join(texts) or device.problem
-
-
-def _hold_row(hold: Hold) -> HoldRow:
-    return HoldRow(
-        device=hold.device_id,
-        kind=hold.kind,
-        cause=hold.cause,
-        since=hold.since,
-        returns=hold.returns,
-        moves=hold.moves,
-    )
