@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
@@ -107,40 +108,32 @@ def exposition(facts: FleetFacts, accept: str, *, per_device: bool) -> tuple[byt
     :param per_device: whether to add the time series of each device
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(facts, per_device=per_device))
+    registry.register(_Families(facts, per_device))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Families(Collector):
     """The samples, grouped by metric as Prometheus' format wants them."""
 
-    def __init__(self, facts: FleetFacts, *, per_device: bool) -> None:
-        self._facts, self._per_device = facts, per_device
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are those of the catalog, and no other collector is in the registry."""
-        return iter(())
+    facts: FleetFacts
+    per_device: bool
 
     def collect(self) -> Iterator[Metric]:
         """Each metric of the catalog, also one without a value now."""
         samples: dict[str, list[Sample]] = defaultdict(list)
-        for sample in fleet_samples(self._facts):
+        for sample in chain(fleet_samples(self.facts), device_samples(self.facts) if self.per_device else ()):
             samples[sample.metric].append(sample)
-        if self._per_device:
-            for sample in device_samples(self._facts):
-                samples[sample.metric].append(sample)
-        models = _models(self._facts.snapshot)
+        models = _models(self.facts.snapshot)
         for entry in METRICS:
-            if entry.is_per_device and not self._per_device:
-                continue
             if entry.kind == "histogram":
-                yield histogram_family(entry, self._facts.tallies, models)
-                continue
-            family = Metric(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
-            for sample in samples[entry.name]:
-                family.add_sample(entry.name, dict(zip(entry.labels, sample.labels, strict=True)), sample.value)
-            yield family
+                yield histogram_family(entry, self.facts.tallies, models)
+            elif self.per_device or "device" not in entry.labels:
+                family = Metric(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
+                for sample in samples[entry.name]:
+                    family.add_sample(entry.name, dict(zip(entry.labels, sample.labels, strict=True)), sample.value)
+                yield family
 
 
 def _model_samples(snapshot: Snapshot) -> Iterator[Sample]:
