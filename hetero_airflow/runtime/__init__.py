@@ -15,7 +15,7 @@ Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu").
 
 from typing import TYPE_CHECKING, Any
 
-from hetero_airflow.runtime.reported_progress import progress
+from hetero_airflow.runtime.progress_file import progress
 from hetero_airflow.runtime.task_lease import TaskLease, current_lease, torch_device
 
 if TYPE_CHECKING:

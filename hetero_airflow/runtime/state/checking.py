@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError, shorten
-from hetero_airflow.runtime.state.objects import has_state_dict, holds_objects
-from hetero_airflow.runtime.state.tree import MAPPINGS, MAX_DEPTH, stage
+from hetero_airflow.runtime.state.tree import MAPPINGS, MAX_DEPTH, has_state_dict, holds_objects, stage
 
 logger = logging.getLogger(__name__)
 

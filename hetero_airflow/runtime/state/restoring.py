@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero_airflow.errors import InvalidCheckpoint, shorten
-from hetero_airflow.runtime.state.objects import has_state_dict, holds_objects
+from hetero_airflow.runtime.state.tree import has_state_dict, holds_objects
 
 logger = logging.getLogger(__name__)
 
