@@ -19,8 +19,7 @@ from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enrolment import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.readings_watch import ReaderProcess, ReadingsWatch
-from hetero_airflow.discovery.spot.notices import notice_source
-from hetero_airflow.discovery.spot.watch import SpotWatch
+from hetero_airflow.discovery.spot import SpotWatch, notice_source
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
