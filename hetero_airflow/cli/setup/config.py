@@ -94,12 +94,8 @@ def configured(name: str) -> str:
     return str(read_option(SECTION, name) or "").strip() or default(name)
 
 
-def check_installation(engine: Engine) -> list[Finding]:
+def check_installation(engine: Engine) -> Iterator[Finding]:
     """The findings on the settings of this installation, in the order of setting it up."""
-    return list(_findings(engine))
-
-
-def _findings(engine: Engine) -> Iterator[Finding]:
     yield from check_settings(recommended_settings(configured("queue"), read_option, configured("engine")))
     yield from check_heartbeats(read_option)
     yield from check_option_names(conf.getsection(SECTION) or {})

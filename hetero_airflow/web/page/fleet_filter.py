@@ -56,11 +56,6 @@ class FleetFilter:
         needle = self.search.casefold()
         return any(needle in text.casefold() for text in texts)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it admits everything."""
-        return self == FleetFilter()
-
 
 def filtered_fleet(
     snapshot: Snapshot, readings: Mapping[tuple[str, str], Telemetry], wanted: FleetFilter
@@ -80,5 +75,5 @@ def filtered_fleet(
             for key in ((worker.id, device.id),)
         )
         devices = [(device, state) for device, state in states if wanted.admits_device(worker, device, state)]
-        if devices or (not worker.devices and wanted.is_empty):
+        if devices or (not worker.devices and wanted == FleetFilter()):
             yield worker, devices

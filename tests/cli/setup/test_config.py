@@ -90,7 +90,7 @@ export AIRFLOW__SDK__B=1
 def test_the_place_of_checkpoints_is_checked_if_tasks_can_change_hosts(monkeypatch, engine, url, expected):
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
     monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
-    findings = check_installation(create_engine("sqlite://"))
+    findings = list(check_installation(create_engine("sqlite://")))
     assert [finding.is_ok for finding in findings if finding.subject == "[hetero] checkpoint_url"] == expected
 
 
