@@ -3,9 +3,8 @@
 ====================== =====================================================================================
 ``page_routes.py``     the routes: permissions, pages of rows; an answer that the browser has is not sent again
 ``bundle.py``          the built page, and how Airflow's UI finds it
-``fleet_filter.py``    which workers and devices a reader asks for
 ``task_rows.py``       tasks and leases, without the names that the reader may not see
-``fleet_view.py``      what the page shows of workers and devices
+``fleet_view.py``      which workers and devices a reader asks for, and what the page shows of them
 ``queue_view.py``      the waiting requests as rows
 ``placement_view.py``  why one task waits, or why it got its devices
 ``forecasts.py``       when a waiting task starts; computed once for all readers

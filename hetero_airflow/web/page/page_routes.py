@@ -26,12 +26,13 @@ from hetero_airflow.store.store import HoldPlaced
 from hetero_airflow.web.bodies import read_bounded
 from hetero_airflow.web.fleet_reader import FleetReader, readings_period
 from hetero_airflow.web.page.bundle import BUNDLE, ICON
-from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.fleet_view import (
+    FleetFilter,
     FleetMap,
     FleetSummary,
     FleetTable,
     WorkerFacts,
+    filtered_fleet,
     fleet_map,
     fleet_summary,
     fleet_table,
