@@ -38,42 +38,31 @@ class Regions:
         reaches = [reach_of(entry.worker) for entry in entries]
         self._locations = locations = [worker_location(entry.worker) for entry in entries]
         numbers = range(len(entries))
-        self._regions: dict[Level, list[tuple[int, ...]]] = {
+        self.at: dict[Level, list[tuple[int, ...]]] = {
             Level.HOST: _grouped((locations[n], n) for n in numbers),
             Level.RACK: _grouped((locations[n][:2] if locations[n].rack else locations[n], n) for n in numbers),
             Level.SITE: _grouped((locations[n].site, n) for n in numbers),
             Level.ANYWHERE: [tuple(numbers)] if entries else [],
         }
+        """Level → the sets of workers that share it, each ascending, ordered by their first worker."""
         self._reach = {level: [reach[level] for reach in reaches] for level in WIDE_LEVELS}
-        self._numbers = {
+        self.number = {
             level: {worker: number for number, region in enumerate(regions) for worker in region}
-            for level, regions in self._regions.items()
+            for level, regions in self.at.items()
         }
-        self._shared = {level: self._speeds(level) for level in WIDE_LEVELS}
+        """Level → worker → the number of its region at that level."""
+        self.shared = {level: self._speeds(level) for level in WIDE_LEVELS}
+        """Level → (number, speeds) of the regions with several workers; speeds are the different bandwidths of these
+        workers. The fastest speed and region come first."""
 
     def _speeds(self, level: Level) -> list[tuple[int, tuple[float, ...]]]:
         reach = self._reach[level]
         speeds = [
             (number, tuple(sorted({reach[worker] for worker in region}, reverse=True)))
-            for number, region in enumerate(self._regions[level])
+            for number, region in enumerate(self.at[level])
             if len(region) > 1
         ]
         return sorted(speeds, key=lambda pair: (-pair[1][0], pair[0]))
-
-    def at(self, level: Level) -> Sequence[tuple[int, ...]]:
-        """The sets of workers that share that level, each ascending, ordered by their first worker."""
-        return self._regions[level]
-
-    def number(self, level: Level, worker: int) -> int:
-        """The number of the worker's region at that level."""
-        return self._numbers[level][worker]
-
-    def shared(self, level: Level) -> Sequence[tuple[int, tuple[float, ...]]]:
-        """(number, speeds) of the regions with several workers; speeds are the different bandwidths of these workers.
-
-        The fastest speed and region come first.
-        """
-        return self._shared[level]
 
     def speed(self, workers: Sequence[int]) -> float:
         """The bandwidth between several workers: that of the slowest, at the level that all share."""

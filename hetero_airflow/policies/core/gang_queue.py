@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from hetero_airflow.matching.gangs.idle_cluster import IdleCluster
-from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, gang_level
+from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, IdleCluster, gang_level
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.model.request import DeviceRequest

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.matching.bandwidth import bottleneck
-from hetero_airflow.matching.gangs.idle_cluster import IdleCluster
-from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, gang_level
+from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, IdleCluster, gang_level
 from hetero_airflow.matching.gangs.regions import Regions
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import TightFitScorer
