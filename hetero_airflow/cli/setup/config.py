@@ -16,6 +16,7 @@ from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.output import clean, console, show
 from hetero_airflow.cli.setup.checks import (
     Finding,
+    Setting,
     check_checkpoints,
     check_device_users,
     check_driver,
@@ -28,8 +29,8 @@ from hetero_airflow.cli.setup.checks import (
     check_report,
     check_settings,
     check_simulated_devices,
+    recommended_settings,
 )
-from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings
 from hetero_airflow.cli.setup.trials import trials
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.configuration import option_errors

@@ -6,8 +6,8 @@ from itertools import groupby
 import pytest
 from sqlalchemy import create_engine
 
+from hetero_airflow.cli.setup.checks import Setting, recommended_settings, uses_our_coordinator
 from hetero_airflow.cli.setup.config import check_installation, environment_text, ini_text
-from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings, uses_our_coordinator
 from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH as COORDINATOR
 from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH as EXECUTOR
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
