@@ -1,6 +1,5 @@
 """Sets where the task's checkpoints are, before any of its code runs."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from hetero_airflow.contract.state_keys import CHECKPOINT
 from hetero_airflow.contract.task_lease import TaskLease, lease_grant
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.model.request_fields import unknown_field
+from hetero_airflow.runtime.visible_devices import environment_set
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.validation import first_problem
 
@@ -94,18 +94,10 @@ def checkpoint_environment_set(
     :raises SettingsError: the configuration can't be read, or names a missing connection
     """
     variables = checkpoint_variables(context, arguments, lease, is_one_training=is_one_training)
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    if arguments.url:
-        _record_key(CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]), lease)
-    try:
+    with environment_set(variables):
+        if arguments.url:
+            _record_key(CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]), lease)
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _record_key(place: CheckpointPlace, lease: TaskLease | None) -> None:

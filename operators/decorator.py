@@ -8,6 +8,7 @@ from airflow.sdk import task as airflow_task
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 from airflow.sdk.definitions.decorators import TaskDecoratorCollection
 
+from hetero_airflow.contract.envelope import ARGUMENTS
 from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.operators.device import DeviceOperator
 
@@ -75,20 +76,8 @@ def device_task(
     >>> @task.device(device=["gpu", "cpu:2"], quota={"host_memory": "2GiB"})
     ... def train(): ...
     """
-    arguments = {
-        "device": device,
-        "quota": quota,
-        "runtime": runtime,
-        "driver": driver,
-        "labels": labels,
-        "topology": topology,
-        "spot": spot,
-        "priority": priority,
-        "wait_timeout": wait_timeout,
-        "patience": patience,
-        "gang": gang,
-        "checkpoint": checkpoint,
-    }
+    values = (device, quota, runtime, driver, labels, topology, spot, priority, wait_timeout, patience)
+    arguments = {**dict(zip(ARGUMENTS, values, strict=True)), "gang": gang, "checkpoint": checkpoint}
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,

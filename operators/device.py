@@ -98,7 +98,8 @@ class DeviceOperator(BaseOperator):
         """Do the work with a lease: that of the executor, or in a local run one of this machine."""
         has_lease = LEASE_VARIABLE in os.environ or read_lease(getattr(context["ti"], "context_carrier", None))
         if has_lease or not is_local_run():
-            with self._recovering(context):
+            bound = self._lease_bound(context)
+            with bound, rescheduled_if_preempted(self.log), requeued_by_rules(context, self.log):
                 return work()
         from hetero_airflow.operators.local_run import run_on_local_devices
 
@@ -108,11 +109,6 @@ class DeviceOperator(BaseOperator):
         """Do the work of a local run. A failure goes to the person who waits for it, and is not requeued."""
         with self._lease_bound(context), rescheduled_if_preempted(self.log):
             return work()
-
-    @contextmanager
-    def _recovering(self, context: Context) -> Iterator[None]:
-        with self._lease_bound(context), rescheduled_if_preempted(self.log), requeued_by_rules(context, self.log):
-            yield
 
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:

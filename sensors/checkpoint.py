@@ -108,7 +108,7 @@ class CheckpointSensor(BaseSensorOperator):
             self.log.info(
                 "Local run: no checkpoint of %s with %s; other tasks run first",
                 self.of_task,
-                CheckpointCondition.from_json(self.condition),
+                CheckpointCondition(**self.condition),
             )
             time.sleep(_LOCAL_RUN_INTERVAL_S)  # `dag.test()` does not wait for the time of a sensor that pokes
             raise
@@ -123,7 +123,7 @@ class CheckpointSensor(BaseSensorOperator):
             return False
         if published is None or not isinstance(published.content, Index):
             return False
-        entry = CheckpointCondition.from_json(self.condition).met_in(published.content, datetime.now(UTC))
+        entry = CheckpointCondition(**self.condition).met_in(published.content, datetime.now(UTC))
         return PokeReturnValue(True, published.announcement(entry)) if entry else False
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

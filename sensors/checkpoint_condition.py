@@ -59,13 +59,8 @@ class CheckpointCondition:
         age_s = None if younger_than is None else parse_duration_s(younger_than, "younger_than")
         return cls(step, metric, bounds["above"], bounds["below"], age_s, complete)  # type: ignore[arg-type]
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "CheckpointCondition":
-        """The condition from its `to_json` form."""
-        return cls(**values)
-
     def to_json(self) -> dict[str, Any]:
-        """The given parts as plain values."""
+        """The given parts as plain values, which are the arguments of an equal condition."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 

@@ -88,7 +88,7 @@ class CheckpointTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yields one event: the checkpoint, or why the trigger gave up. It waits for a store that does not answer."""
         self._release_dag()
-        condition = CheckpointCondition.from_json(self.condition)
+        condition = CheckpointCondition(**self.condition)
         try:
             watch = WatchedCheckpoint(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
             checkpoint = await _first_match(watch, condition)

@@ -7,22 +7,20 @@ far too many requests. So they share a poller:
 * An unchanged object is read after 1 s, 2 s, 4 s, ... 60 s, each with jitter; a changed one after 1 s.
 * Requests start in the order in which they are due, at most eight a second for all objects, so an object that is read
   often can't starve the others. A round of a thousand objects takes 125 s.
-* A fingerprint that needs no request (size and time of a local file) comes first, many in one batch. An object with an
-  unchanged fingerprint costs no request.
+* A fingerprint that needs no request (size and time of a local file) comes first. An object whose fingerprint has not
+  changed costs no request.
 * Nothing blocks the event loop: reads run in a few threads.
 * A store that does not answer counts as unchanged. It is logged once, and again after a minute of answers.
 """
 
 import asyncio
 import contextvars
-import heapq
 import logging
 import random
-from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
 from aiolimiter import AsyncLimiter
@@ -39,8 +37,6 @@ SPACING_S = 0.125
 """Seconds between the starts of two requests. At nine a second, a server on a busy host (load 10 on two cores) got 11
 within one second; eight leave room for delayed ones, below the limit of ten."""
 THREADS = 8
-FINGERPRINT_BATCH = 256
-"""Number of fingerprints in one batch."""
 ABSENT = "absent"
 """The fingerprint of a missing object."""
 
@@ -71,9 +67,10 @@ class _PolledObject(Generic[Content]):
     """One object, and the event for its waiters."""
 
     waiters: int = 0
+    task: asyncio.Task[None] | None = None
     delay_s: float = MIN_DELAY_S
-    due: float | None = None
-    """Of the loop's clock: entries of the heap with another time are void. None while it is being looked at."""
+    pause: asyncio.Timeout | None = None
+    """The wait for the next look; None while it is being looked at."""
     fingerprint: Hashable | None = None
     latest: Content | Exception | None = None
     problem: str = ""
@@ -89,8 +86,17 @@ class _PolledObject(Generic[Content]):
         self.changed = asyncio.Event()
 
 
+class _Requests:
+    """What all requests share while somebody waits. It holds the event loop, so it must not outlive the waiters."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoints")
+        self.free = asyncio.Semaphore(THREADS)
+        self.rate = AsyncLimiter(1, SPACING_S)
+
+
 class Poller(Generic[Target, Content]):
-    """One for each event loop. Its tasks and threads live as long as somebody waits.
+    """One for each event loop. Each object has a task; tasks and threads live as long as somebody waits.
 
     :param rng: for the jitter
     """
@@ -99,10 +105,7 @@ class Poller(Generic[Target, Content]):
         self._source = source
         self._rng = rng
         self._watched: dict[Target, _PolledObject[Content]] = {}
-        self._due: list[tuple[float, int, Target]] = []
-        self._order = count()
-        self._woken = asyncio.Event()
-        self._work: asyncio.Task[None] | None = None
+        self._requests: _Requests | None = None
         self._failed_at: float | None = None
         """Time of the last failure of the store; None once it has answered for a while."""
 
@@ -129,134 +132,72 @@ class Poller(Generic[Target, Content]):
     def _join(self, target: Target) -> _PolledObject[Content]:
         watched = self._watched.get(target)
         if watched is None:
+            self._requests = self._requests or _Requests()
             watched = self._watched[target] = _PolledObject()
-            self._schedule(target, watched, 0.0)
-        elif watched.due is not None and watched.delay_s > MIN_DELAY_S:
-            watched.delay_s = MIN_DELAY_S
-            self._schedule(target, watched, MIN_DELAY_S)
-        watched.waiters += 1
-        if self._work is None:
             # in its own context: its log lines belong to no single task
-            self._work = asyncio.create_task(self._run(), context=contextvars.Context())
+            polling = self._poll(target, watched, self._requests)
+            watched.task = asyncio.create_task(polling, context=contextvars.Context())
+        elif watched.pause is not None and not watched.pause.expired() and watched.delay_s > MIN_DELAY_S:
+            watched.delay_s = MIN_DELAY_S
+            watched.pause.reschedule(asyncio.get_running_loop().time() + MIN_DELAY_S)
+        watched.waiters += 1
         return watched
 
     def _leave(self, target: Target, watched: _PolledObject[Content]) -> None:
         watched.waiters -= 1
-        if watched.waiters == 0 and self._watched.get(target) is watched:
+        if watched.waiters == 0 and watched.task is not None:
+            watched.task.cancel()
             del self._watched[target]
-        if not self._watched and self._work is not None:
-            self._work.cancel()
-            self._work = None
-            self._woken = asyncio.Event()  # the old one is bound to its loop
-            self._due.clear()
+        if not self._watched and self._requests is not None:
+            self._requests.threads.shutdown(wait=False, cancel_futures=True)
+            self._requests = None
 
-    def _schedule(self, target: Target, watched: _PolledObject[Content], in_s: float) -> None:
-        watched.due = asyncio.get_running_loop().time() + in_s
-        heapq.heappush(self._due, (watched.due, next(self._order), target))
-        self._woken.set()
-
-    def _schedule_again(self, target: Target, watched: _PolledObject[Content], *, is_changed: bool) -> None:
-        if self._watched.get(target) is watched:
-            watched.delay_s = MIN_DELAY_S if is_changed else min(MAX_DELAY_S, watched.delay_s * 2)
-            self._schedule(target, watched, watched.delay_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
-
-    async def _run(self) -> None:
-        """Compares the fingerprints of due objects, and reads those that may have changed."""
-        queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]] = asyncio.Queue()
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoints")
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read_queued(queue, threads))
-                while True:
-                    while due := list(islice(self._take_due(), FINGERPRINT_BATCH)):
-                        await self._compare_fingerprints(due, queue, threads)
-                    await self._until_due()
-        except ExceptionGroup as error:
-            self._work = None
-            for watched in self._watched.values():
-                watched.publish(error.exceptions[0])
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-
-    def _take_due(self) -> Iterator[tuple[Target, _PolledObject[Content]]]:
-        now = asyncio.get_running_loop().time()
-        while self._due and self._due[0][0] <= now:
-            due, _, target = heapq.heappop(self._due)
-            watched = self._watched.get(target)
-            if watched is not None and watched.due == due:
-                watched.due = None
-                yield target, watched
-
-    async def _until_due(self) -> None:
-        self._woken.clear()
-        now = asyncio.get_running_loop().time()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._due[0][0] - now if self._due else None):
-                await self._woken.wait()
-
-    async def _compare_fingerprints(
-        self,
-        due: Sequence[tuple[Target, _PolledObject[Content]]],
-        queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]],
-        threads: ThreadPoolExecutor,
-    ) -> None:
-        targets = [target for target, _ in due]
+    async def _poll(self, target: Target, watched: _PolledObject[Content], requests: _Requests) -> None:
+        """Look at an object again and again. Any error but the two that are retried ends its waiters."""
         loop = asyncio.get_running_loop()
-        fingerprints = await loop.run_in_executor(threads, lambda: list(map(self._source.fingerprint, targets)))
-        for (target, watched), fingerprint in zip(due, fingerprints, strict=True):
-            if fingerprint == ABSENT:
-                self._accept(target, watched, None)
-            elif fingerprint is not None and fingerprint == watched.fingerprint:
-                self._schedule_again(target, watched, is_changed=False)
-            else:
-                queue.put_nowait((target, watched))
-            watched.fingerprint = fingerprint
-
-    async def _read_queued(
-        self, queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]], threads: ThreadPoolExecutor
-    ) -> None:
-        rate = AsyncLimiter(1, SPACING_S)  # holds the event loop, so it must not outlive this task
-        free = asyncio.Semaphore(THREADS)
-
-        async def read(target: Target, watched: _PolledObject[Content]) -> None:
-            try:
-                await self._read(target, watched, threads)
-            finally:
-                free.release()
-
-        async with asyncio.TaskGroup() as group:
+        try:
             while True:
-                target, watched = await queue.get()
-                if watched.waiters:
-                    await free.acquire()
-                    await rate.acquire()
-                    group.create_task(read(target, watched))
-
-    async def _read(self, target: Target, watched: _PolledObject[Content], threads: ThreadPoolExecutor) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            content = await loop.run_in_executor(threads, self._source.read, target)
-        except CheckpointStoreUnavailable as error:
-            watched.fingerprint = None
-            self._note_failure(loop.time(), error)
-            self._schedule_again(target, watched, is_changed=False)
-        except InvalidCheckpoint as error:
-            if str(error) != watched.problem:
-                log.warning("%s The triggers wait for the next one.", error)
-            watched.problem = str(error)
-            self._schedule_again(target, watched, is_changed=False)
+                is_changed = await self._look(target, watched, requests)
+                watched.delay_s = MIN_DELAY_S if is_changed else min(MAX_DELAY_S, watched.delay_s * 2)
+                with suppress(TimeoutError):
+                    wait_s = watched.delay_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
+                    async with asyncio.timeout(wait_s) as watched.pause:
+                        await loop.create_future()
+                watched.pause = None
         except Exception as error:  # noqa: BLE001  for any error, nobody may wait forever
             watched.publish(error)
-        else:
-            self._note_answer(loop.time())
-            self._accept(target, watched, content)
 
-    def _accept(self, target: Target, watched: _PolledObject[Content], content: Content | None) -> None:
+    async def _look(self, target: Target, watched: _PolledObject[Content], requests: _Requests) -> bool:
+        """Compare the fingerprint, and read the object if it may have changed; whether it has."""
+        loop = asyncio.get_running_loop()
+        fingerprint = await loop.run_in_executor(requests.threads, self._source.fingerprint, target)
+        before, watched.fingerprint = watched.fingerprint, fingerprint
+        if fingerprint == ABSENT:
+            return self._accept(watched, None)
+        if fingerprint is not None and fingerprint == before:
+            return False
+        async with requests.free:
+            await requests.rate.acquire()
+            try:
+                content = await loop.run_in_executor(requests.threads, self._source.read, target)
+            except CheckpointStoreUnavailable as error:
+                watched.fingerprint = None
+                self._note_failure(loop.time(), error)
+                return False
+            except InvalidCheckpoint as error:
+                if str(error) != watched.problem:
+                    log.warning("%s The triggers wait for the next one.", error)
+                watched.problem = str(error)
+                return False
+        self._note_answer(loop.time())
+        return self._accept(watched, content)
+
+    def _accept(self, watched: _PolledObject[Content], content: Content | None) -> bool:
         is_changed = watched.number == 0 or content != watched.latest
         watched.problem = ""
         if is_changed:
             watched.publish(content)
-        self._schedule_again(target, watched, is_changed=is_changed)
+        return is_changed
 
     def _note_failure(self, now: float, error: Exception) -> None:
         if self._failed_at is None:

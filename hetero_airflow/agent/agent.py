@@ -18,7 +18,7 @@ from hetero_airflow.agent.protocol import (
 )
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
 from hetero_airflow.discovery.readings_watch import ReadingsWatch
-from hetero_airflow.discovery.spot.watch import SpotWatch
+from hetero_airflow.discovery.spot import SpotWatch
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
 from hetero_airflow.engines.host.cgroups import covered
 from hetero_airflow.model.device import Telemetry

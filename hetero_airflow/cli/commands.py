@@ -153,7 +153,10 @@ def get_commands() -> list[CLICommand]:
     >>> names[22:]
     ['config', 'alerts', 'dashboard', 'cleanup', 'schema']
     """
-    workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
+    workers, requests = "workers.{0}.{0}", "requests.{0}.{0}"
+    simulation, setup = "simulation.{0}.{0}", "setup.{0}.{0}"
+    drains, enrolment, changes = "workers.drains.{0}", "workers.enrolment.{0}", "requests.changes.{0}"
+    exports = "exports.{0}"
     return [
         GroupCommand(
             name="hetero",
@@ -169,14 +172,14 @@ def get_commands() -> list[CLICommand]:
                 _command(
                     workers, "worker", "Run this host's agent: report its devices to Airflow's API server", *_AGENT
                 ),
-                _command(workers, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
-                _command(workers, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
+                _command(enrolment, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
+                _command(enrolment, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
                 _command(
-                    workers, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN
+                    enrolment, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN
                 ),
-                _command(workers, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
+                _command(drains, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
                 _command(
-                    workers, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET
+                    drains, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET
                 ),
                 _command(
                     workers,
@@ -195,15 +198,15 @@ def get_commands() -> list[CLICommand]:
                     _JSON,
                 ),
                 _command(
-                    requests, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS
+                    exports, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS
                 ),
                 _command(
                     requests, "usage", "Show how long devices were held, free or on hold, and by whom", *_USAGE, _JSON
                 ),
-                _command(requests, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
-                _command(requests, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),
-                _command(requests, "unpause", "Let paused tasks wait for devices again", *_TASKS),
-                _command(requests, "bump", "Give waiting tasks a higher priority class", *_TASKS, _PRIORITY),
+                _command(changes, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
+                _command(changes, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),
+                _command(changes, "unpause", "Let paused tasks wait for devices again", *_TASKS),
+                _command(changes, "bump", "Give waiting tasks a higher priority class", *_TASKS, _PRIORITY),
                 _command(
                     simulation,
                     "plan",
@@ -221,17 +224,17 @@ def get_commands() -> list[CLICommand]:
                 _command(
                     requests, "render", "Print what a device task would send to Kubernetes; sends nothing", *_RENDER
                 ),
-                _command(simulation, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
+                _command(exports, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
                 _command(setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
-                _command(setup, "alerts", "Print alert rules for Prometheus"),
-                _command(setup, "dashboard", "Print a dashboard for Grafana, as JSON"),
+                _command(exports, "alerts", "Print alert rules for Prometheus"),
+                _command(exports, "dashboard", "Print a dashboard for Grafana, as JSON"),
                 _command(setup, "cleanup", "Remove the tables, the pool and the files of this plugin", _CLEANUP),
-                _command(requests, "schema", "Print the JSON schema of a device request"),
+                _command(exports, "schema", "Print the JSON schema of a device request"),
             ),
         )
     ]
 
 
-def _command(folder: str, name: str, help: str, *args: Arg) -> ActionCommand:
-    func = lazy_load_command(f"hetero_airflow.cli.{folder}.{name}.{name}")
+def _command(path: str, name: str, help: str, *args: Arg) -> ActionCommand:
+    func = lazy_load_command(f"hetero_airflow.cli.{path.format(name)}")
     return ActionCommand(name=name, help=help, func=func, args=args)

@@ -3,7 +3,7 @@
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from hetero_airflow.contract.notice import Notice
-from hetero_airflow.contract.progress_file import Progress
+from hetero_airflow.contract.progress import Progress
 
 LEASE = "hetero.lease"
 """The record of the last lease, for people and for retries."""

@@ -19,7 +19,7 @@ _OURS = b"hetero_airflow.discovery"
 """In the command of the probes, the watch for XIDs and the burn-in."""
 
 
-_LIBRARIES = {"nvidia": "hetero_airflow.discovery.nvidia_users:lease_users"}
+_LIBRARIES = {"nvidia": "hetero_airflow.discovery.nvidia:lease_users"}
 """Vendor → function that asks its library which processes use some devices: ids → {id: pids}, or None. `amd` says why
 AMD's has no row."""
 

@@ -61,7 +61,7 @@ def run_probes(names: Iterable[str], timeout_s: float) -> dict[str, ProbeResult 
             results[probe.name] = _result_of(probe, timeout_s, deadline)
     finally:
         for probe in probes:
-            _end_process(probe.process)
+            end_process(probe.process)
     return results
 
 
@@ -143,12 +143,13 @@ def _exit_text(probe: _ProbeProcess, deadline: float) -> str:
     return f"its process ended with code {code} and no answer" + (f", its last output {end}" if output else "")
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it has started. One that waits for a driver in the kernel may stay."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
 

@@ -20,14 +20,13 @@ driver asks for, and memory rows that could not be replaced.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref
 from importlib import import_module
 from typing import Any
 
 from hetero_airflow.discovery.left_out import agent_variables, listed, offer_only
-from hetero_airflow.discovery.nvidia_users import Asker, device_pids
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import read_numa_node
 from hetero_airflow.discovery.sources.values import (
@@ -91,6 +90,11 @@ _NO_ORDER = (
     "UUIDs (nvidia-smi -L), or set CUDA_DEVICE_ORDER=PCI_BUS_ID if none is in MIG mode."
 )
 
+_NO_SUCH_READING = frozenset({2, 3, 4, 6, 7, 13, 21, 22, 24, 25, 26, 27})
+"""Values of nvmlReturn_t (nvml.h) with which a healthy GPU says that it, its driver or this user has no such reading:
+invalid argument, not supported, no permission, not found, insufficient size, function not found, no data, no ECC on a
+vGPU, no such frequency, version mismatch, deprecated, not ready. All others are failures, such as 999, unknown."""
+
 _PROFILE = re.compile(r"\bMIG\s+([0-9][0-9a-z.+-]*)", re.IGNORECASE)
 
 
@@ -113,6 +117,29 @@ def probe() -> ProbeResult:
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+class Asker:
+    """Calls functions of NVML by their names; the answer is None where NVML gives none.
+
+    `failures` has the calls that failed although the chip has the reading: name → (nvmlReturn_t, NVML's text).
+    """
+
+    def __init__(self, pynvml: Any) -> None:
+        self._pynvml = pynvml
+        self.failures: dict[str, tuple[int, str]] = {}
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """NVML's answer; None if it gives none."""
+        try:
+            return getattr(self._pynvml, name)(*arguments)
+        except AttributeError:
+            return None  # nvidia-ml-py is older than the call
+        except self._pynvml.NVMLError as error:
+            code = int(getattr(error, "value", 999))
+            if code not in _NO_SUCH_READING:
+                self.failures[name] = (code, str(error))
+            return None
 
 
 def read(pynvml: Any) -> dict[str, Any]:
@@ -411,3 +438,30 @@ def _telemetry(gpu: Mapping[str, Any], device_id: str) -> Telemetry:
         pcie_received_bytes_per_s=to_bytes(gpu.get("pcie_received_kb_per_s"), 1000),
         ecc_errors=to_count(gpu.get("ecc_uncorrected")),
     )
+
+
+def lease_users(ids: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
+    """Id of a GPU or MIG instance → the processes that use it; None if NVML can't tell."""
+    pynvml = import_module("pynvml")
+    try:
+        pynvml.nvmlInit()
+        try:
+            pids = {id_: device_pids(Asker(pynvml), pynvml.nvmlDeviceGetHandleByUUID(id_)) for id_ in ids}
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    answered = {id_: users for id_, users in pids.items() if users is not None}
+    return answered if len(answered) == len(pids) else None
+
+
+def device_pids(ask: Asker, handle: Any) -> tuple[int, ...] | None:
+    """The processes that compute or draw on a device; None if NVML can't tell.
+
+    A chip or a MIG instance on which nothing can draw has no list of processes that draw.
+    """
+    compute = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    graphics = ask("nvmlDeviceGetGraphicsRunningProcesses", handle)
+    if compute is None or (graphics is None and "nvmlDeviceGetGraphicsRunningProcesses" in ask.failures):
+        return None
+    return tuple(sorted({int(process.pid) for process in (*compute, *(graphics or ()))}))

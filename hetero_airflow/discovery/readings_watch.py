@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from hetero_airflow.discovery import GROUP, PROBES
 from hetero_airflow.discovery.discover import has_trace
-from hetero_airflow.discovery.isolation import MAX_ANSWER_BYTES
+from hetero_airflow.discovery.isolation import MAX_ANSWER_BYTES, end_process
 from hetero_airflow.discovery.probe_process import run_probe
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.registry import names
@@ -169,13 +169,8 @@ class ReaderProcess:
             return Answer()
 
     def close(self) -> None:
-        """End the process and what it has started. One that waits for a driver in the kernel may stay."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        self._input.close()
-        self._output.close()
+        """End the process; see `end_process`."""
+        end_process(self._process)
 
 
 def serve_readings(probe: str, timeout_s: float) -> None:

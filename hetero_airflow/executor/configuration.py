@@ -9,7 +9,7 @@ from airflow.configuration import conf
 from airflow.utils.net import get_hostname
 
 from hetero_airflow import engines, policies
-from hetero_airflow.discovery.spot.notices import check_notice_setting
+from hetero_airflow.discovery.spot import check_notice_setting
 from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.engines.preload import parse_preload
 from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten

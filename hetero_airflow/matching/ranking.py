@@ -5,7 +5,6 @@ Both are computed once. Then they follow the changes of the worker index, each w
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -39,34 +38,48 @@ class MatchResults(dict[OccupancyState, MatchResult]):
         return result
 
 
-class _StateHeap:
-    """A heap of states: the smallest key first, then the lowest worker.
+class _Follower(ABC):
+    """A heap of states that follows the changes of the worker index: the smallest key first, then the lowest worker.
 
     An entry is valid while its worker is the lowest of its state. When an entry whose worker left comes to the top, it
     is corrected. When a state gets a lower worker, another entry is pushed.
     """
 
-    def __init__(self, index: "WorkerIndex") -> None:
-        self._index = index
-        self.fill(())
+    def __init__(self, index: "WorkerIndex", results: MatchResults) -> None:
+        self._index, self.results = index, results
+        self._start()
 
-    def fill(self, ranked: Iterable[tuple[_Key, int, OccupancyState]]) -> None:
-        """Hold these states with their lowest workers, and no others."""
-        self._heap = [(key, worker, serial, state) for serial, (key, worker, state) in enumerate(ranked)]
-        self._serial = count(len(self._heap))
+    def _start(self) -> None:
+        """Fill the heap from all states."""
+        self.version = self._index.version
+        self._serial = count()
+        self._heap: list[_Entry] = [
+            (key, group.heap[0], next(self._serial), state)
+            for state, group in self._index.groups.items()
+            if (key := self._key(state)) is not None
+        ]
         heapify(self._heap)
 
-    def push(self, key: _Key, worker: int, state: OccupancyState) -> None:
-        """Note that a worker came into the state."""
-        if self._index.groups[state].heap[0] == worker:
+    def _catch_up(self) -> None:
+        """Take in the workers that changed since the last time."""
+        index = self._index
+        if self.version == index.version:
+            return
+        changed, states = index.changed_since(self.version), len(index.groups)
+        if len(changed) > states or len(self._heap) > 2 * states + _SLACK:
+            self._start()
+            return
+        self.version = index.version
+        for worker in set(changed):
+            self._change(worker, index.states[worker])
+
+    def _change(self, worker: int, state: OccupancyState) -> None:
+        """Take in that a worker came into the state."""
+        key = self._key(state)
+        if key is not None and self._index.groups[state].heap[0] == worker:
             heappush(self._heap, (key, worker, next(self._serial), state))
 
-    @property
-    def is_overgrown(self) -> bool:
-        """Whether most entries must be out of date."""
-        return len(self._heap) > 2 * len(self._index.groups) + _SLACK
-
-    def first(self) -> tuple[int, OccupancyState] | None:
+    def _first(self) -> tuple[int, OccupancyState] | None:
         """The lowest worker of the first state, and the state."""
         heap, first_worker = self._heap, self._index.first_worker
         while heap:
@@ -80,51 +93,15 @@ class _StateHeap:
                 heapreplace(heap, (key, lowest, next(self._serial), state))
         return None
 
-    def several(self, limit: int) -> list[tuple[int, OccupancyState]]:
+    def _several(self, limit: int) -> list[tuple[int, OccupancyState]]:
         """The first states, with the lowest worker of each."""
         entries: dict[OccupancyState, _Entry] = {}
-        while len(entries) < limit and self.first() is not None:
+        while len(entries) < limit and self._first() is not None:
             entry = heappop(self._heap)
             entries.setdefault(entry[3], entry)
         for entry in entries.values():
             heappush(self._heap, entry)
         return [(worker, state) for state, (_, worker, _, _) in entries.items()]
-
-
-class _Follower(ABC):
-    """A heap of states that follows the changes of the worker index."""
-
-    def __init__(self, index: "WorkerIndex", results: MatchResults) -> None:
-        self._index, self.results = index, results
-        self._heap = _StateHeap(index)
-        self._start()
-
-    def _start(self) -> None:
-        """Fill the heap from all states."""
-        self.version = self._index.version
-        self._heap.fill(
-            (key, group.heap[0], state)
-            for state, group in self._index.groups.items()
-            if (key := self._key(state)) is not None
-        )
-
-    def _catch_up(self) -> None:
-        """Take in the workers that changed since the last time."""
-        index = self._index
-        if self.version == index.version:
-            return
-        changed = index.changed_since(self.version)
-        if len(changed) > len(index.groups) or self._heap.is_overgrown:
-            self._start()
-            return
-        self.version = index.version
-        for worker in set(changed):
-            self._change(worker, index.states[worker])
-
-    def _change(self, worker: int, state: OccupancyState) -> None:
-        key = self._key(state)
-        if key is not None:
-            self._heap.push(key, worker, state)
 
     @abstractmethod
     def _key(self, state: OccupancyState) -> _Key | None:
@@ -137,13 +114,13 @@ class Ranking(_Follower):
     def first(self) -> tuple[int, Fit] | None:
         """The best (worker, fit); ties go to the lower worker id."""
         self._catch_up()
-        best = self._heap.first()
+        best = self._first()
         return None if best is None else (best[0], self._fit(best[1]))
 
     def best(self, limit: int = 1) -> list[tuple[int, Fit]]:
         """The best (worker, fit) pairs, best first, one per state; ties go to the lower worker id."""
         self._catch_up()
-        return [(worker, self._fit(state)) for worker, state in self._heap.several(limit)]
+        return [(worker, self._fit(state)) for worker, state in self._several(limit)]
 
     def _fit(self, state: OccupancyState) -> Fit:
         fit = self.results[state]
@@ -166,7 +143,7 @@ class RejectionCounts(_Follower):
     def nearest(self) -> tuple[int, Rejection] | None:
         """The worker that is closest to a fit; ties go to the lower worker id."""
         self._catch_up()
-        first = self._heap.first()
+        first = self._first()
         if first is None:
             return None
         rejection = self.results[first[1]]

@@ -23,11 +23,7 @@ class Metric:
     text: str
     """What it means, as one sentence."""
     labels: tuple[str, ...] = ()
-
-    @property
-    def is_per_device(self) -> bool:
-        """Whether it has a time series for each device; a scrape with ``devices=false`` leaves these out."""
-        return "device" in self.labels
+    """One with ``device`` has a time series for each device; a scrape with ``devices=false`` leaves it out."""
 
 
 METRICS: tuple[Metric, ...] = (

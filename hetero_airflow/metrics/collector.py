@@ -1,23 +1,33 @@
-"""The values of the metrics at one moment, from what the store knows. Every API server gives the same answer."""
+"""The values of the metrics at one moment, from what the store knows. Every API server gives the same answer.
+
+The counters and histograms are from the store's tallies: they survive restarts, and all schedulers count in them.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client import Metric as MetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from hetero_airflow import __version__
-from hetero_airflow.metrics.catalog import METRICS
-from hetero_airflow.metrics.counters import Model, counters, histogram_family
+from hetero_airflow.metrics.catalog import METRICS, Metric
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.plan import TRANSIENT, ReasonCode
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers
-from hetero_airflow.store.sql.tallies import Tally
+from hetero_airflow.store.sql.tallies import NO_BOUND, UNKNOWN_END, Tally, TallyName, cumulative, split_model_label
 from hetero_airflow.units import MILLI_PER_DEVICE
+
+Model = tuple[str, str, str]
+"""Vendor, kind and model."""
 
 _READINGS = {
     "hetero_device_utilization_ratio": "utilization",
@@ -78,7 +88,7 @@ def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
     oldest = min((pending.submitted_at for pending in snapshot.pending if not pending.is_paused), default=facts.now)
     yield Sample("hetero_oldest_request_wait_seconds", max(0.0, (facts.now - oldest).total_seconds()))
     yield from (Sample("hetero_wanted_workers", wanted.workers, (wanted.type,)) for wanted in facts.wanted.types)
-    yield from (Sample(*counted) for counted in counters(facts.tallies, _models(snapshot)))
+    yield from counter_samples(facts.tallies, _models(snapshot))
 
 
 def device_samples(facts: FleetFacts) -> Iterator[Sample]:
@@ -107,40 +117,32 @@ def exposition(facts: FleetFacts, accept: str, *, per_device: bool) -> tuple[byt
     :param per_device: whether to add the time series of each device
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(facts, per_device=per_device))
+    registry.register(_Families(facts, per_device))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Families(Collector):
     """The samples, grouped by metric as Prometheus' format wants them."""
 
-    def __init__(self, facts: FleetFacts, *, per_device: bool) -> None:
-        self._facts, self._per_device = facts, per_device
+    facts: FleetFacts
+    per_device: bool
 
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are those of the catalog, and no other collector is in the registry."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[MetricFamily]:
         """Each metric of the catalog, also one without a value now."""
         samples: dict[str, list[Sample]] = defaultdict(list)
-        for sample in fleet_samples(self._facts):
+        for sample in chain(fleet_samples(self.facts), device_samples(self.facts) if self.per_device else ()):
             samples[sample.metric].append(sample)
-        if self._per_device:
-            for sample in device_samples(self._facts):
-                samples[sample.metric].append(sample)
-        models = _models(self._facts.snapshot)
+        models = _models(self.facts.snapshot)
         for entry in METRICS:
-            if entry.is_per_device and not self._per_device:
-                continue
             if entry.kind == "histogram":
-                yield histogram_family(entry, self._facts.tallies, models)
-                continue
-            family = Metric(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
-            for sample in samples[entry.name]:
-                family.add_sample(entry.name, dict(zip(entry.labels, sample.labels, strict=True)), sample.value)
-            yield family
+                yield histogram_family(entry, self.facts.tallies, models)
+            elif self.per_device or "device" not in entry.labels:
+                family = MetricFamily(entry.name.removesuffix("_info").removesuffix("_total"), entry.text, entry.kind)
+                for sample in samples[entry.name]:
+                    family.add_sample(entry.name, dict(zip(entry.labels, sample.labels, strict=True)), sample.value)
+                yield family
 
 
 def _model_samples(snapshot: Snapshot) -> Iterator[Sample]:
@@ -173,3 +175,55 @@ def _can_be_leased(worker: Worker, device: Device) -> bool:
 
 def _model(device: Device) -> Model:
     return device.vendor, device.kind, device.model
+
+
+_FINAL_REASONS = sorted(set(ReasonCode) - TRANSIENT - {ReasonCode.PAUSED})
+
+
+def counter_samples(tallies: Sequence[Tally], models: Iterable[Model]) -> Iterator[Sample]:
+    """The values of the counters.
+
+    A counter begins at 0 before the first event, since Prometheus sees an increase only between two scrapes.
+
+    :param models: the known models of devices
+    """
+    for model, rows in _by_model(tallies, TallyName.WAITED, models).items():
+        yield Sample("hetero_placements_total", sum(row.count for row in rows), model)
+    for reason, count in _by_label(tallies, TallyName.REFUSED, _FINAL_REASONS).items():
+        yield Sample("hetero_refusals_total", count, (reason,))
+    for outcome, count in _by_label(tallies, TallyName.ENDED, [*RunEnd, UNKNOWN_END]).items():
+        yield Sample("hetero_leases_ended_total", count, (outcome,))
+    yield Sample("hetero_preemptions_total", _by_label(tallies, TallyName.PREEMPTED, [""])[""])
+
+
+HISTOGRAMS = {
+    "hetero_request_wait_seconds": TallyName.WAITED,
+    "hetero_lease_duration_seconds": TallyName.HELD,
+}
+
+
+def histogram_family(metric: Metric, tallies: Sequence[Tally], models: Iterable[Model]) -> HistogramMetricFamily:
+    """A histogram of the catalog, by model; without observations for the models that had none yet."""
+    family = HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
+    for model, rows in _by_model(tallies, HISTOGRAMS[metric.name], models).items():
+        buckets = [(_bound_text(bound), float(count)) for bound, count in cumulative(rows)]
+        family.add_metric(model, buckets, sum(row.total_ms for row in rows) / 1000)
+    return family
+
+
+def _bound_text(bound: str) -> str:
+    """The bound as OpenMetrics wants it: with a decimal point."""
+    return bound if bound == NO_BOUND else f"{float(bound)}"
+
+
+def _by_label(tallies: Sequence[Tally], name: TallyName, labels: Collection[str]) -> dict[str, int]:
+    counts = dict.fromkeys(map(str, labels), 0)
+    return counts | {tally.label: tally.count for tally in tallies if tally.name is name}
+
+
+def _by_model(tallies: Sequence[Tally], name: TallyName, models: Iterable[Model]) -> dict[Model, list[Tally]]:
+    rows: defaultdict[Model, list[Tally]] = defaultdict(list, {model: [] for model in models})
+    for tally in tallies:
+        if tally.name is name:
+            rows[split_model_label(tally.label)].append(tally)
+    return dict(rows)

@@ -16,7 +16,7 @@ Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu").
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.contract.task_lease import TaskLease, current_lease, torch_device
-from hetero_airflow.runtime.reported_progress import progress
+from hetero_airflow.runtime.progress_file import progress
 
 if TYPE_CHECKING:
     from hetero_airflow.runtime.local_leases import local_lease as local_lease

@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.errors import RequestError
-from hetero_airflow.runtime.checkpoint_session import Checkpoint, CheckpointSession, read_place
-from hetero_airflow.runtime.published_checkpoint import read_published
+from hetero_airflow.runtime.checkpoint_session import Checkpoint, CheckpointSession, read_place, read_published
 from hetero_airflow.runtime.state.loader_position import LoaderPosition
 from hetero_airflow.runtime.state.restoring import Rng
 from hetero_airflow.runtime.state.sharded import load_distributed as _load_distributed

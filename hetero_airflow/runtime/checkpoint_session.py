@@ -1,11 +1,17 @@
-"""The checkpoint session of one process: its place, its claim to publish there, and its saves."""
+"""The checkpoint session of one process: its place, its claim to publish there, and its saves.
+
+A background thread publishes. One save runs at a time, and the next one waits for it, so that memory holds at most two
+copies of a state.
+"""
 
 import logging
 import operator
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,30 +21,105 @@ from pydantic import ValidationError
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.index import CheckpointEntry
-from hetero_airflow.checkpoints.loading import load_latest
+from hetero_airflow.checkpoints.keys import check_file
+from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index
 from hetero_airflow.checkpoints.manifest import check_metrics
+from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.clock import Clock
 from hetero_airflow.contract.notice import Stopped, has_notice, read_notice
-from hetero_airflow.contract.progress_file import ProgressFile
 from hetero_airflow.contract.task_lease import current_lease, lease_grant
-from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
+from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
 from hetero_airflow.model.grant import Grant
-from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy_files, scratch_error
 from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
+from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+FILES = "files"
+"""The folder of the task's files in a checkpoint."""
+
+NICENESS = 10
+"""The nice value of the thread that writes, so that the training keeps the cores."""
+
+
+class BackgroundSaver:
+    """Runs one save after the other. The next `wait` raises the error of a save, once."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_cores)
+        self._running: Future[None] | None = None
+
+    def start(self, step: int, publish: Callable[[], object]) -> None:
+        """Begin a save. Call `wait` first."""
+        assert self._running is None
+        self._running = self._threads.submit(_publish, step, publish)
+
+    def wait(self) -> None:
+        """Return when the current save, if any, is published.
+
+        :raises CheckpointError: the save failed
+        """
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+
+def _yield_cores() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux this affects only the thread
+
+
+def _publish(step: int, publish: Callable[[], object]) -> None:
+    try:
+        try:
+            publish()
+        except OSError as error:
+            raise scratch_error(error) from error
+    except Exception:
+        logger.exception("The checkpoint of step %d is not saved; earlier ones are kept", step)
+        raise
+
+
+def scratch_error(error: OSError) -> CheckpointStoreUnavailable:
+    """The error for a temporary folder that a checkpoint can't be written to."""
+    return CheckpointStoreUnavailable(
+        "to write a checkpoint to the temporary folder",
+        found=f"{os.strerror(error.errno) if error.errno else type(error).__name__} at {error.filename or 'a file'}",
+        remedy="Free space there, or set TMPDIR to a larger disk",
+    )
+
+
+def copy_files(files: Mapping[str, str | os.PathLike[str]], folder: Path) -> None:
+    """Copy a task's files into a checkpoint's folder, under their names.
+
+    :raises InvalidCheckpoint: a name outside of the folder, or a path that is not a plain file
+    :raises CheckpointStoreUnavailable: the disk is full
+    """
+    for name, path in files.items():
+        target, source = folder / check_file(f"{FILES}/{name}"), Path(path)
+        if not source.is_file():
+            raise InvalidCheckpoint(
+                f"to save the file {shorten(str(source), 200)}",
+                found="a folder" if source.is_dir() else "no plain file",
+                remedy="Name each plain file; an archive is one file",
+            )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        except OSError as error:
+            raise scratch_error(error) from error
+
 
 MAX_STEPS = 10**12
 """The key of a checkpoint has twelve digits for the step."""
 
 LOCAL_FOLDER = "checkpoints"
 """The folder in the working directory that is used without a supervisor."""
-
-logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
@@ -241,6 +322,36 @@ class CheckpointSession:
     def _record_published(self, entry: CheckpointEntry) -> None:
         self.published = entry
         self.progress.saved(entry.step, None if self.place.is_host_bound else entry.published_at)
+
+
+def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint:
+    """Load the checkpoint that the sensor found; see `checkpoint.open_published`.
+
+    :param own_place: the place of this task, whose endpoint and credentials are used for the other task's place too
+    """
+    try:
+        url, path, key, digest = (str(found[name]) for name in ("url", "path", "key", "digest"))
+    except (KeyError, TypeError):
+        raise InvalidCheckpoint(
+            f"the checkpoint {shorten(found)}",
+            found="no url, path, key and digest",
+            remedy="Pass the value that the sensor returned",
+        ) from None
+    place = own_place.model_copy(update={"url": url, "path": path})
+    store = open_store(place)
+    index = read_index(store, path)
+    entries = () if index is None else index.entries
+    entry = next((entry for entry in entries if (entry.key, entry.digest) == (key, digest)), None)
+    if entry is None:
+        raise InvalidCheckpoint(
+            f"checkpoint {shorten(key)} of {shorten(path, 200)}",
+            found=f"{len(entries)} other checkpoints: it was deleted, or its task was cleared",
+            remedy='Let that task keep more checkpoints: checkpoint={"keep_last": 20}',
+        )
+    scratch = ScratchFolder()
+    folder = scratch.path()
+    load_checkpoint(store, place, entry, folder)
+    return Checkpoint(entry, folder, scratch)
 
 
 def read_place(text: str | None) -> CheckpointPlace:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
-from hetero_airflow.contract.progress_file import ProgressPhase
+from hetero_airflow.contract.progress import ProgressPhase
 from hetero_airflow.errors import (
     CheckpointError,
     CheckpointStoreUnavailable,
@@ -20,8 +20,7 @@ from hetero_airflow.errors import (
 from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_log import ProgressLog
-from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
-from hetero_airflow.runtime.state.restoring import restore
+from hetero_airflow.runtime.state.restoring import LostChanges, check_restorable, restore
 from hetero_airflow.units import parse_duration_s
 
 logger = logging.getLogger(__name__)

@@ -81,17 +81,25 @@ def _visible(lease: TaskLease) -> dict[str, str]:
 @contextmanager
 def bound_to_lease(lease: TaskLease) -> Iterator[None]:
     """Set the lease's environment and CPU affinity for this process and its children; restore them at the end."""
-    variables = lease_environment(lease, os.environ)
-    before = {name: os.environ.get(name) for name in variables}
     affinity = os.sched_getaffinity(0)
     cores = set() if lease.is_slot else affinity.intersection(lease.cores)  # the cgroup of a pod limits its cores
+    with environment_set(lease_environment(lease, os.environ)):
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)
+            yield
+        finally:
+            os.sched_setaffinity(0, affinity)
+
+
+@contextmanager
+def environment_set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process and its children; restore them at the end."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
-        os.environ.update(variables)
-        if cores:
-            os.sched_setaffinity(0, cores)
         yield
     finally:
-        os.sched_setaffinity(0, affinity)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

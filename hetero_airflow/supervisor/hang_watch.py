@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 
-from hetero_airflow.contract.progress_file import Progress
+from hetero_airflow.contract.progress import Progress
 
 IDLE_CORES = 0.01
 """A task that uses less than this part of one core is idle. Supervising threads alone use a tenth of it."""

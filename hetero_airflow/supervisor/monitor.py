@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, give_notice
-from hetero_airflow.contract.progress_file import Progress, read_progress
+from hetero_airflow.contract.progress import Progress, read_progress
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates
 from hetero_airflow.supervisor.hang_watch import HangWatch

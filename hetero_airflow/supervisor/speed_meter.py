@@ -5,7 +5,7 @@ import statistics
 from collections import deque
 from datetime import datetime
 
-from hetero_airflow.contract.progress_file import Progress, ProgressPhase
+from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import ReportedSpeed
 from hetero_airflow.model.run import MAX_STEPS
 

@@ -6,6 +6,7 @@
 ``user_routes.py``   for users, by Airflow's login and permissions: workers, devices, queue
 ``metrics_route.py`` for Prometheus, with a token of its own
 ``page/``            for the page in Airflow's UI; the built bundle is in ``static/``
+``fleet_reader.py``  reads the store for the routes of users, Prometheus and the page
 ``permissions.py``   what a user may see and change
 ``key_ring.py``      the enrolled keys in memory; verifies the tokens of requests
 ``write_batcher.py`` writes the messages of many agents in few transactions

@@ -123,9 +123,13 @@ class AgentRoutes:
         heartbeat = self._parse(Heartbeat, body, claims.sub)
         _check_own(claims, heartbeat.worker)
         alive = WorkerAlive(claims.sub, heartbeat.telemetry, heartbeat.leases)
-        leaving = _leaving(claims.sub) if heartbeat.is_leaving else None
-        reclaimed = _reclaimed(claims.sub, heartbeat.reclaimed) if heartbeat.reclaimed else None
-        errors = health_changes(claims.sub, heartbeat.errors, datetime.now(UTC))
+        now, leaving, reclaimed = datetime.now(UTC), None, None
+        if heartbeat.is_leaving:
+            cause, returns = "its agent was told to stop", "an agent starts there again"
+            leaving = HoldPlaced(Hold(claims.sub, "", HoldKind.LEAVING, cause, now, returns))
+        if heartbeat.reclaimed:
+            reclaimed = HoldPlaced(reclaimed_hold(claims.sub, heartbeat.reclaimed, now))
+        errors = health_changes(claims.sub, heartbeat.errors, now)
         return await self._write(
             AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, reclaimed, errors)
         )
@@ -177,15 +181,6 @@ def _observed(error: DeviceError, now: datetime) -> ObservedError:
         error_class, text = ErrorClass.FATAL, ecc_text(error.ecc_errors or 0)
     at = now if error_class is ErrorClass.FATAL else min(max(error.at, now - MAX_ERROR_AGE), now)
     return ObservedError(error.device_id, error_class, text, at, source=f"{text} at {error.at.isoformat()}")
-
-
-def _leaving(worker_id: str) -> HoldPlaced:
-    cause, returns = "its agent was told to stop", "an agent starts there again"
-    return HoldPlaced(Hold(worker_id, "", HoldKind.LEAVING, cause, datetime.now(UTC), returns))
-
-
-def _reclaimed(worker_id: str, cause: str) -> HoldPlaced:
-    return HoldPlaced(reclaimed_hold(worker_id, cause, datetime.now(UTC)))
 
 
 def _check_own(claims: TokenClaims, worker_id: str) -> None:

@@ -18,6 +18,7 @@ from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import ServerAlive
 from hetero_airflow.web.agent_routes import AgentRoutes
 from hetero_airflow.web.bodies import UnreadBodies
+from hetero_airflow.web.fleet_reader import FleetReader
 from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
 from hetero_airflow.web.metrics_route import MetricsRoute
 from hetero_airflow.web.page.page_routes import PageRoutes
@@ -73,11 +74,9 @@ def make_app(engine: Callable[[], Engine] = airflow_engine) -> FastAPI:
             await heartbeats
 
     app = FastAPI(title="hetero_airflow", openapi_url=None, docs_url=None, redoc_url=None, lifespan=serve)
-    refusals = RefusalLog()
-    app.include_router(AgentRoutes(engine, refusals).router())
-    app.include_router(UserRoutes(engine).router())
-    app.include_router(MetricsRoute(engine).router())
-    app.include_router(PageRoutes(engine).router())
+    refusals, fleet = RefusalLog(), FleetReader(engine)
+    for routes in (AgentRoutes(engine, refusals), UserRoutes(fleet), MetricsRoute(fleet), PageRoutes(fleet)):
+        app.include_router(routes.router())
     app.add_middleware(UnreadBodies)
     app.add_exception_handler(HeteroError, refusal_handler(refusals))
     return app

@@ -99,25 +99,20 @@ class RefusalLog:
         self._since = self._clock()
 
 
-def answer_refusal(refusals: RefusalLog, error: HeteroError) -> JSONResponse:
-    """The answer to a request that failed with an error of this project: its code and the three parts of its text."""
-    code, worker = _code(error), getattr(error, "worker", "")
-    refusals.note(worker, code, str(error))
-    headers = {"Retry-After": str(RETRY_AFTER_S[code])} if code in RETRY_AFTER_S else {}
-    if STATUS[code] == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    public = _UNAVAILABLE if code is RefusalCode.UNAVAILABLE else error
-    body = {"code": code, "asked": public.asked, "found": public.found, "remedy": public.remedy}
-    return JSONResponse(body, STATUS[code], headers)
-
-
 def refusal_handler(refusals: RefusalLog) -> Callable[[Request, Exception], JSONResponse]:
-    """FastAPI's handler for `HeteroError`."""
+    """FastAPI's handler for `HeteroError`: it answers with the code and the three parts of the text."""
 
     def handle(_request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HeteroError):
             raise error
-        return answer_refusal(refusals, error)
+        code, worker = _code(error), getattr(error, "worker", "")
+        refusals.note(worker, code, str(error))
+        headers = {"Retry-After": str(RETRY_AFTER_S[code])} if code in RETRY_AFTER_S else {}
+        if STATUS[code] == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        public = _UNAVAILABLE if code is RefusalCode.UNAVAILABLE else error
+        body = {"code": code, "asked": public.asked, "found": public.found, "remedy": public.remedy}
+        return JSONResponse(body, STATUS[code], headers)
 
     return handle
 

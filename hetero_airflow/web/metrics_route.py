@@ -1,33 +1,25 @@
 """The route for Prometheus: ``GET /hetero/metrics``, with a token of its own."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import cached_property
 
 from fastapi import APIRouter, Depends, Request, Response
-from sqlalchemy import Engine
 
 from hetero_airflow.agent.protocol import RefusalCode
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.metrics.access import is_token, metrics_token
 from hetero_airflow.metrics.collector import FleetFacts, exposition
-from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.store.sql.queue import count_waiting_reasons
-from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.web.fleet_reader import FleetReader
 from hetero_airflow.web.http_refusals import HttpRequestRefused
 
 
 class MetricsRoute:
     """The handler. It reads the store at each scrape, so all API servers give the same answer."""
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
-
-    @cached_property
-    def _store(self) -> SqlStore:
-        return SqlStore(self._engine())
+    def __init__(self, fleet: FleetReader) -> None:
+        self._fleet = fleet
 
     def router(self) -> APIRouter:
         """The route to the handler."""
@@ -40,19 +32,19 @@ class MetricsRoute:
 
         :param devices: whether to add the time series of each device
         """
-        snapshot = self._store.snapshot()
-        with read_transaction(self._engine()) as connection:
+        snapshot = self._fleet.store.snapshot()
+        with read_transaction(self._fleet.engine()) as connection:
             reasons = count_waiting_reasons(connection)
             tallies = read_tallies(connection)
         facts = FleetFacts(
             snapshot,
-            wanted_workers(snapshot),
-            self._store.last_seen(),
-            self._store.telemetry() if devices else {},
+            self._fleet.wanted_workers(snapshot),
+            self._fleet.store.last_seen(),
+            self._fleet.store.telemetry() if devices else {},
             reasons,
             datetime.now(UTC),
             tallies,
-            self._store.last_decisions(),
+            self._fleet.store.last_decisions(),
         )
         text, content_type = exposition(facts, request.headers.get("Accept", ""), per_device=devices)
         return Response(text, media_type=content_type)

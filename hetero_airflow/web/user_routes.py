@@ -4,26 +4,23 @@ Workers, devices and wanted workers need the permission to see Airflow's jobs. I
 the DAGs that the user may read.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
-from sqlalchemy import Engine
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWorkers, wanted_workers
+from hetero_airflow.scheduling.advice.wanted_workers import WantedType
 from hetero_airflow.store.lease_history import LiveLease, read_live_leases
 from hetero_airflow.store.sql.queue import WaitingRequest, read_waiting_requests
-from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import read_transaction
+from hetero_airflow.web.fleet_reader import FleetReader
 from hetero_airflow.web.permissions import readable_dags, require_access_to_jobs
 
 MAX_PAGE = 1000
@@ -99,13 +96,8 @@ class MoreWorkers(BaseModel):
 class UserRoutes:
     """The handlers. They block on the database, so FastAPI runs them in threads."""
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._engine = engine
-        self._wanted: tuple[Snapshot, WantedWorkers] | None = None
-
-    @cached_property
-    def _store(self) -> SqlStore:
-        return SqlStore(self._engine())
+    def __init__(self, fleet: FleetReader) -> None:
+        self._fleet = fleet
 
     def router(self) -> APIRouter:
         """The routes to the handlers."""
@@ -118,17 +110,17 @@ class UserRoutes:
 
     def workers(self, offset: Offset = 0, limit: Limit = 100) -> WorkerPage:
         """The workers, ordered by id."""
-        snapshot, last_seen = self._store.snapshot(), self._store.last_seen()
+        snapshot, last_seen = self._fleet.store.snapshot(), self._fleet.store.last_seen()
         page = snapshot.workers[offset : offset + limit]
         rows = [_worker_row(worker, snapshot, last_seen.get(worker.id)) for worker in page]
         return WorkerPage(total=len(snapshot.workers), workers=rows)
 
     def devices(self, worker: str | None = None, offset: Offset = 0, limit: Limit = 100) -> DevicePage:
         """The devices of all workers, or of one, in the order of workers and their inventories."""
-        snapshot = self._store.snapshot()
+        snapshot = self._fleet.store.snapshot()
         devices = [(host, device) for host in snapshot.workers if worker in (None, host.id) for device in host.devices]
         page = devices[offset : offset + limit]
-        telemetry = self._store.telemetry() if page else {}
+        telemetry = self._fleet.store.telemetry() if page else {}
         rows = [
             DeviceRow(
                 worker=host.id,
@@ -145,19 +137,16 @@ class UserRoutes:
     def queue(self, user: GetUserDep, offset: Offset = 0, limit: Limit = 100) -> QueuePage:
         """The waiting requests in the order of the last cycle, with their reasons, and the live leases."""
         readable = readable_dags(user)
-        with read_transaction(self._engine()) as connection:
+        with read_transaction(self._fleet.engine()) as connection:
             waiting = read_waiting_requests(connection, readable, offset, limit)
             leases = read_live_leases(connection, readable, offset, limit)
-        names = TaskNames.of(self._store.snapshot())
+        names = TaskNames.of(self._fleet.store.snapshot())
         waiting = [replace(request, reason=names.put_into(request.reason, readable)) for request in waiting]
         return QueuePage(waiting=waiting, leases=leases)
 
     def wanted_workers(self, type: TypeName = None) -> MoreWorkers:
         """How many more workers would let all waiting requests start, by type or of one type; 0 for an unknown type."""
-        snapshot = self._store.snapshot()
-        if self._wanted is None or self._wanted[0] is not snapshot:
-            self._wanted = (snapshot, wanted_workers(snapshot))
-        wanted = self._wanted[1]
+        wanted = self._fleet.wanted_workers(self._fleet.store.snapshot())
         types = tuple(row for row in wanted.types if type in (None, row.type))
         return MoreWorkers(
             workers=sum(row.workers for row in types),

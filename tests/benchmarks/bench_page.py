@@ -31,6 +31,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, StoreEvent, WorkerSeen
 from hetero_airflow.testing import a_device, a_pending, a_place, a_worker
+from hetero_airflow.web.fleet_reader import FleetReader
 from hetero_airflow.web.page.page_routes import PageRoutes
 
 WORKERS, DEVICES, WAITING, POLLS = 1000, 8, 10_000, 50
@@ -90,7 +91,7 @@ def main() -> None:
         tables.metadata.create_all(engine)
         fill(SqlStore(engine))
         app = FastAPI()
-        app.include_router(PageRoutes(lambda: engine).router())
+        app.include_router(PageRoutes(FleetReader(lambda: engine)).router())
         app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="ann", role="admin")
         with TestClient(app, base_url="http://test/page/") as client:
             client.get("placement/dag", params=TASK | {"task_id": "waits0"})  # the first snapshot of the process

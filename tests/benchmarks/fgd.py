@@ -15,10 +15,8 @@ import numpy as np
 
 from hetero_airflow.matching.packing.demand import (
     DeviceDemand,
-    DeviceDemands,
     Floats,
     FreeCapacity,
-    Numbers,
     RequestMix,
     device_demand,
     has_suitable_devices,
@@ -27,6 +25,7 @@ from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.units import MILLI_PER_DEVICE
+from tests.benchmarks.demand_arrays import ArrayMeasure, DeviceDemands, Numbers
 
 POPULAR_PART = 0.95
 """The mix is cut to the most frequent asks that make up this part of it, as in the paper's experiments."""
@@ -35,7 +34,7 @@ _STEEPEST = 500.0
 """What the sigmoid is asked at most: far beyond where it is 0 in all hundredths, and far from overflow."""
 
 
-class FragmentationMeasure:
+class FragmentationMeasure(ArrayMeasure):
     """A valuation by the fragmentation of this mix; see `PackingMeasure`."""
 
     name = "fragmentation"
@@ -44,7 +43,7 @@ class FragmentationMeasure:
         self._mix = popular_mix(mix)
         self._on: dict[tuple[tuple[bool, ...], tuple[DeviceDemand, ...]], FragmentationOnShape] = {}
 
-    def for_shape(self, shape: Shape, asks: DeviceDemands) -> "FragmentationOnShape":
+    def for_demands(self, shape: Shape, asks: DeviceDemands) -> "FragmentationOnShape":
         """The valuation of workers of one shape."""
         here = tuple(has_suitable_devices(shape, alternative) for alternative, _ in self._mix)
         on = self._on.get((here, asks.all))

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetero_airflow.matching.packing.demand import DeviceDemands, Floats, FreeCapacity
+from hetero_airflow.matching.packing.demand import Floats, FreeCapacity
 from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.units import MILLI_PER_DEVICE
+from tests.benchmarks.demand_arrays import ArrayMeasure, DeviceDemands
 
 
 class LargestCapacity(NamedTuple):
@@ -22,7 +23,7 @@ class LargestCapacity(NamedTuple):
     accelerators_milli: int
 
 
-class BestFitMeasure:
+class BestFitMeasure(ArrayMeasure):
     """The least rest; cores and accelerators count alike. See `PackingMeasure`."""
 
     name = "best_fit"
@@ -30,7 +31,7 @@ class BestFitMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "BestFitOnShape":
+    def for_demands(self, shape: Shape, demands: DeviceDemands) -> "BestFitOnShape":
         """The same for all shapes."""
         return BestFitOnShape(demands, self._largest)
 
@@ -65,7 +66,7 @@ class BestFitOnShape:
         return cores + (sum(free.parts) - self._amount) * self._per_part
 
 
-class DotProductMeasure:
+class DotProductMeasure(ArrayMeasure):
     """The least product of demand and free amounts.
 
     Tetris (Grandl et al., SIGCOMM 2014) with the sign of the openb experiments: it packs.
@@ -76,7 +77,7 @@ class DotProductMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "_DotProductOnShape":
+    def for_demands(self, shape: Shape, demands: DeviceDemands) -> "_DotProductOnShape":
         """The same for all shapes."""
         return _DotProductOnShape(demands, self._largest)
 

@@ -10,19 +10,19 @@ import numpy as np
 
 from hetero_airflow.matching.feasibility import feasibility_of
 from hetero_airflow.matching.packing.demand import (
-    DeviceDemands,
     Floats,
     FreeCapacity,
     accelerator_positions,
     device_demand,
     free_capacity,
 )
-from hetero_airflow.matching.packing.scorer import PackingMeasure, ShapeMeasure
+from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.matching.scoring import NO_ALLOCATION
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.units import MILLI_PER_DEVICE
+from tests.benchmarks.demand_arrays import DeviceDemands, MeasureOfDemands, for_demands
 
 
 class Scoreboard:
@@ -33,11 +33,11 @@ class Scoreboard:
         entries = [shapes.entry(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
         self.worker_ids = [entry.worker.id for entry in entries]
         self._demands = DeviceDemands.of(device_demand(alternative) for alternative in alternatives)
-        on: dict[object, tuple[ShapeMeasure, np.ndarray]] = {}
+        on: dict[object, tuple[MeasureOfDemands, np.ndarray]] = {}
         for entry in entries:
             if entry.shape not in on:
                 barred = np.array([not feasibility_of(a, entry.shape).is_servable for a in alternatives], dtype=bool)
-                on[entry.shape] = measure.for_shape(entry.shape, self._demands), barred
+                on[entry.shape] = for_demands(measure, entry.shape, self._demands), barred
         self._on = [on[entry.shape] for entry in entries]
         self.free = [free_capacity(entry.shape, [NO_ALLOCATION] * len(entry.shape.devices)) for entry in entries]
         self.devices = sum(len(accelerator_positions(entry.shape)) for entry in entries)

@@ -54,7 +54,7 @@ def find(tmp_path, dag_file):
         sensor = dag_file.train_resumable().get_task("is_good_enough")
         path = f"dag/{sensor.of_task}/run/-1"
         index = read_index(FilesystemStore(tmp_path / "store"), path)
-        entry = CheckpointCondition.from_json(sensor.condition).met_in(index, EPOCH)
+        entry = CheckpointCondition(**sensor.condition).met_in(index, EPOCH)
         return entry and PublishedCheckpoint((tmp_path / "store").as_uri(), path, index).announcement(entry)
 
     return result

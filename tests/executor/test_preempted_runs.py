@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.contract.progress_file import Progress
+from hetero_airflow.contract.progress import Progress
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.executor import command_runner
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess

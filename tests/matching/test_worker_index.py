@@ -188,6 +188,6 @@ def test_a_heap_does_not_grow_with_the_number_of_decisions() -> None:
         usage = {(f"w{sequence % 4}", "GPU-0"): DeviceUsage(1000, 40 * GIB)}
         index.update(Snapshot(sequence, workers, usage))
         assert index.ranking(an_alternative("gpu")).first() is not None
-    assert len(index.ranking(an_alternative("gpu"))._heap._heap) < 100
+    assert len(index.ranking(an_alternative("gpu"))._heap) < 100
     assert sum(len(group.heap) for group in index.groups.values()) < 300
     assert len(index.changed_since(index.version - 4)) == 4

@@ -15,7 +15,7 @@ import yaml
 from local_airflow import LocalAirflow
 from prometheus_client.parser import text_string_to_metric_families
 
-from hetero_airflow.metrics.files import packaged_text
+from hetero_airflow.cli.exports import packaged_text
 
 pytestmark = [
     pytest.mark.system,

@@ -20,9 +20,9 @@ import pytest
 import yaml
 from held_port import HeldPort
 
+from hetero_airflow.cli.exports import packaged_text
 from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.metrics.collector import FleetFacts, exposition
-from hetero_airflow.metrics.files import packaged_text
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from pydantic import TypeAdapter, ValidationError
 
 from hetero_airflow.operators import local_run
-from hetero_airflow.operators.local_run_outcome import OutcomeNotSent, packed_error, packed_result, unpacked_error
+from hetero_airflow.operators.local_run import OutcomeNotSent, packed_error, packed_result, unpacked_error
 
 
 class Changed(Exception):

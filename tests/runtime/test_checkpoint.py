@@ -19,7 +19,7 @@ from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import publish
 from hetero_airflow.contract.notice import NOTICE
-from hetero_airflow.contract.progress_file import read_progress
+from hetero_airflow.contract.progress import read_progress
 from hetero_airflow.errors import (
     CheckpointStoreUnavailable,
     FencedOut,

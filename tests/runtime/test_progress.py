@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from hetero_airflow.clock import Clock
-from hetero_airflow.contract import progress_file
-from hetero_airflow.contract.progress_file import PROGRESS, Progress, ProgressFile, ProgressPhase, read_progress
+from hetero_airflow.contract.progress import PROGRESS, Progress, ProgressPhase, read_progress
 from hetero_airflow.errors import RequestError
-from hetero_airflow.runtime import progress
+from hetero_airflow.runtime import progress, progress_file
 from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSession
+from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.step_loop import StepLoop
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.testing import FakeClock

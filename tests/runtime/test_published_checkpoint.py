@@ -4,7 +4,7 @@ from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.errors import InvalidCheckpoint
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.published_checkpoint import read_published
+from hetero_airflow.runtime.checkpoint_session import read_published
 
 
 def published_entry(place, store_folder, step):

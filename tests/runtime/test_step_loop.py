@@ -11,7 +11,7 @@ import pytest
 
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.contract.notice import NOTICE, Stopped
-from hetero_airflow.contract.progress_file import ProgressPhase, read_progress
+from hetero_airflow.contract.progress import ProgressPhase, read_progress
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.gang.ranks import RankCollectives

@@ -88,5 +88,5 @@ def test_a_condition_that_can_never_be_met_is_refused(given, field, phrase):
 )
 def test_it_travels_as_plain_values_and_reads_as_words(given, text):
     condition = CheckpointCondition.parse(**given)
-    assert CheckpointCondition.from_json(condition.to_json()) == condition
+    assert CheckpointCondition(**condition.to_json()) == condition
     assert str(condition) == text

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, has_notice, read_notice
-from hetero_airflow.contract.progress_file import ProgressFile
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice
+from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
 from hetero_airflow.testing import EPOCH, FakeClock

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.contract.progress_file import Progress, ProgressPhase
+from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.supervisor.speed_meter import ENOUGH_S, SpeedMeter
 from hetero_airflow.testing import EPOCH
 

@@ -29,6 +29,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from hetero_airflow.web.fleet_reader import FleetReader
 from hetero_airflow.web.user_routes import MoreWorkers, UserRoutes
 from tests.kubernetes_bodies import VERSION
 
@@ -36,7 +37,7 @@ SMALL, LARGE = "2x-nvidia-a100-sxm4-40gb", "large"
 
 
 def test_what_would_help_is_reported_by_type_and_of_one(engine, store):
-    routes = UserRoutes(lambda: engine)
+    routes = UserRoutes(FleetReader(lambda: engine))
     hosts = (a_worker("a"), a_worker("b", labels={"hetero/type": LARGE}))
     store.record([*map(WorkerSeen, hosts), *(RequestSubmitted(a_pending(f"r{n}", "gpu:2")) for n in range(5))], EPOCH)
     all_types = (WantedType(SMALL, 3, 3), WantedType(LARGE, 0, 0))
@@ -47,7 +48,7 @@ def test_what_would_help_is_reported_by_type_and_of_one(engine, store):
 
 
 def test_what_would_help_follows_the_queue(engine, store):
-    routes = UserRoutes(lambda: engine)
+    routes = UserRoutes(FleetReader(lambda: engine))
     store.record([WorkerSeen(a_worker())], EPOCH)
     assert routes.wanted_workers().workers == 0
     store.record([RequestSubmitted(a_pending(f"r{n}", "gpu:2")) for n in range(2)], EPOCH)
@@ -62,7 +63,7 @@ def test_a_reason_names_tasks_of_readable_dags_only_and_no_ids(monkeypatch, engi
     store.record([WorkerSeen(a_worker()), *map(RequestSubmitted, requests)], EPOCH)
     reason = Reason(ReasonCode.RESERVED, "1 × gpu", f"{mine} and {hidden} ahead in the queue")
     store.commit(Plan((Wait(waits, 3, reason, Account("priority", "waits")),)), EPOCH, EPOCH + timedelta(hours=1))
-    page = UserRoutes(lambda: engine).queue(user=None)
+    page = UserRoutes(FleetReader(lambda: engine)).queue(user=None)
     expected = "reserved: asked 1 × gpu, found dag.fit (run) and a task of another DAG ahead in the queue"
     assert [(row.task_id, row.reason) for row in page.waiting] == [("waits", expected), ("fit", "")]
 
@@ -72,7 +73,7 @@ def test_a_user_with_a_role_that_airflow_does_not_know_is_refused(monkeypatch, e
     manager = SimpleAuthManager()
     monkeypatch.setattr(airflow.api_fastapi.app._AuthManagerState, "instance", manager)
     app = FastAPI()
-    app.include_router(UserRoutes(lambda: engine).router())
+    app.include_router(UserRoutes(FleetReader(lambda: engine)).router())
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="outsider", role="none")
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.get(path)
@@ -131,7 +132,7 @@ def test_the_query_counts_the_gpus_that_are_asked_for(make_postgres_database):
 
 def test_the_route_and_its_field_are_there():
     url, _, query = scaler("metrics-api")["url"].partition("?")
-    routes = UserRoutes(lambda: pytest.fail("nothing is asked")).router().routes
+    routes = UserRoutes(FleetReader(lambda: pytest.fail("nothing is asked"))).router().routes
     assert url.removeprefix("http://airflow-api-server:8080") in {PREFIX + route.path for route in routes}
     assert query.startswith("type=")
     assert scaler("metrics-api")["valueLocation"] in MoreWorkers.model_fields

@@ -1,1 +1,1 @@
-"""Commands on requests for devices: queue, explain, render, schema."""
+"""Commands on requests for devices: queue, explain, usage, render, and those that change the queue."""

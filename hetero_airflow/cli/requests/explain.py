@@ -1,11 +1,12 @@
 """``airflow hetero explain``: why a task waits, or why it got its devices."""
 
 import json
+import math
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,24 +15,45 @@ from rich.console import RenderableType
 from hetero_airflow.cli.action import action, database, open_store
 from hetero_airflow.cli.live_snapshot import configured_policy
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
-from hetero_airflow.cli.requests.forecast import change_lines, forecast_json, start_lines
 from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
-from hetero_airflow.cli.requests.speed_lines import ClassSpeed, class_speeds, speed_lines, speeds_json
 from hetero_airflow.cli.watch import watch
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots, placed_requests
+from hetero_airflow.executor.explanation.request_text import request_text
 from hetero_airflow.executor.explanation.transition_text import transition_text
 from hetero_airflow.matching.accounts import account_text
+from hetero_airflow.model.estimates import Estimates, TaskName
 from hetero_airflow.model.lease import TERMINAL, Lease
 from hetero_airflow.model.plan import PAUSED, Account, CandidateAccount
+from hetero_airflow.model.run import MeasuredSpeed
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames, request_ids
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.scheduling.advice.start_estimate import StartEstimate
+from hetero_airflow.scheduling.advice.what_if import CheapestChange
 from hetero_airflow.scheduling.learning.learner import device_classes
 from hetero_airflow.store.codec import ACCOUNT
 from hetero_airflow.store.store import RequestHistory
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSpeed:
+    """The speed of a task that reports its steps, on one device class."""
+
+    device_class: str
+    steps_per_s: float
+    """As policies use it."""
+    deviation: float
+    """Its standard error as a part of it; of a class that was not tried, relative to the fastest measured one."""
+    relative: float
+    """Part of the speed on the fastest of these classes."""
+    steps: int
+    """Steps that the task did on such devices; 0 if it was not measured there."""
+    reported_steps_per_s: float | None
+    """What the task reported; None if it was not measured there."""
+
 
 _HISTORY: TypeAdapter[RequestHistory] = TypeAdapter(RequestHistory)
 
@@ -255,3 +277,154 @@ def _reason_text(reason: Mapping[str, str] | None, now: datetime) -> str:
     ends = reason.get("until")
     limit = f"; after {age(now, datetime.fromisoformat(ends))} it takes any free devices" if ends else ""
     return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}{limit}"
+
+
+_MAX_NAMES = 3
+"""How many tasks of unknown duration are named."""
+
+
+def start_lines(estimate: StartEstimate, now: datetime) -> Iterator[str]:
+    """When the task starts, for people."""
+    if estimate.start_s is None:
+        yield _unknown_start(estimate, now)
+        return
+    low, middle, high = (_span(seconds, now) for seconds in estimate.start_s)
+    if estimate.start_s.high <= 0:
+        yield "now: the scheduler's next cycle places it"
+    elif low == high:
+        yield f"in about {middle}, at {moment(now + timedelta(seconds=estimate.start_s.middle))}"
+    else:
+        yield f"in about {middle}; with a probability of 80 % in {low} to {high}"
+    if estimate.unknown:
+        yield f"or sooner: the durations of {_tasks(estimate.unknown)} are unknown"
+
+
+def _unknown_start(estimate: StartEstimate, now: datetime) -> str:
+    if estimate.beyond_s is not None:
+        return f"not in less than {_span(estimate.beyond_s, now)}; the queue before it is too long for a forecast"
+    if estimate.unknown:
+        return f"unknown: it may wait for {_tasks(estimate.unknown)}, and their durations are unknown"
+    return "unknown: it does not start even when all running tasks have ended"
+
+
+def change_lines(cheapest: CheapestChange | None) -> Iterator[str]:
+    """What would start it now, and on a line of its own the text to write in the DAG file."""
+    if cheapest is None:
+        yield "No single change of the request would start it now"
+        return
+    yield f"It would start now, on {cheapest.place.worker_id}, {cheapest.change.description}:"
+    yield f"  {request_text(cheapest.change.request)}"
+
+
+def forecast_json(forecast: Forecast | None) -> dict[str, Any]:
+    """The forecast as JSON values, under ``outlook`` and ``what_if``; null if there is none."""
+    start, cheapest = (None, None) if forecast is None else (forecast.start, forecast.change)
+    return {
+        "outlook": start
+        and {
+            "start_s": start.start_s and start.start_s._asdict(),
+            "unknown": [{"dag_id": dag_id, "task_id": task_id} for dag_id, task_id in start.unknown],
+            "beyond_s": start.beyond_s,
+        },
+        "what_if": cheapest
+        and {
+            "words": cheapest.change.description,
+            "arguments": request_text(cheapest.change.request),
+            "request": cheapest.change.request.model_dump(mode="json"),
+            "cost": round(cheapest.change.cost, 6),
+            "worker_id": cheapest.place.worker_id,
+            "device_ids": [claim.device_id for claim in cheapest.place.claims],
+        },
+    }
+
+
+def _span(seconds: float, now: datetime) -> str:
+    return age(now, now + timedelta(seconds=round(seconds)))
+
+
+def _tasks(names: tuple[TaskName, ...]) -> str:
+    """The first names, and the number of the others.
+
+    >>> _tasks((("dag", "a"), ("dag", "b"), ("dag", "c"), ("dag", "d")))
+    'dag.a, dag.b, dag.c and 1 more'
+    """
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(".".join(name) for name in names[:_MAX_NAMES]) + more
+
+
+_FAR = math.log(1.5)
+"""A measurement that counts as another speed than it says, by this factor or more, is shown as such."""
+
+
+def class_speeds(
+    task: TaskName, estimates: Estimates, measured: Iterable[MeasuredSpeed], classes: Collection[str]
+) -> tuple[ClassSpeed, ...]:
+    """The speeds on the classes on which the task was measured, and on the given ones; the fastest first.
+
+    It is empty for a task that reports no steps.
+    """
+    reported = {speed.device_class: speed for speed in measured if speed.task == task}
+    deviations = estimates.speed_deviations.get(task, {})
+    names = (deviations.keys() & {*classes}) | (reported.keys() & deviations.keys())
+    speeds = {name: estimates.speed(task, name) or 0.0 for name in names}
+    fastest = max(speeds.values(), default=0.0)
+    found = (
+        ClassSpeed(
+            name,
+            speeds[name],
+            reported[name].deviation if name in reported else deviations[name],
+            speeds[name] / fastest if fastest else 1.0,
+            reported[name].steps if name in reported else 0,
+            math.exp(reported[name].log_speed) if name in reported else None,
+        )
+        for name in names
+    )
+    return tuple(sorted(found, key=lambda speed: (-speed.steps_per_s, speed.device_class)))
+
+
+def speed_lines(speeds: Iterable[ClassSpeed]) -> Iterator[str]:
+    """The speeds for people.
+
+    >>> measured = ClassSpeed("nvidia/t4", 2.1, 0.048, 1.0, 240, 2.1)
+    >>> [line] = speed_lines([measured])
+    >>> line
+    'nvidia/t4: learned from 240 steps on this device: 2.1 ± 0.1 steps/s'
+    """
+    for speed in speeds:
+        part = "" if speed.relative == 1.0 else f", {speed.relative:.2g} of the fastest"
+        if speed.reported_steps_per_s is None:
+            low, high = (speed.steps_per_s * math.exp(side * speed.deviation) for side in (-1, 1))
+            text = f"not tried yet: {_number(low)} to {_number(high)} steps/s by other tasks and the data sheets"
+        else:
+            error = speed.deviation * speed.reported_steps_per_s
+            text = (
+                f"learned from {speed.steps:,} steps on this device: {_with_error(speed.reported_steps_per_s, error)}"
+            )
+            if abs(math.log(speed.reported_steps_per_s / speed.steps_per_s)) >= _FAR:
+                text += f"; it counts as {_number(speed.steps_per_s)}, since other tasks show nothing like it"
+        yield f"{speed.device_class}: {text}{part}"
+
+
+def speeds_json(speeds: Iterable[ClassSpeed]) -> dict[str, Any]:
+    """The speeds as JSON values."""
+    return {"speeds": [asdict(speed) for speed in speeds]}
+
+
+def _with_error(value: float, error: float) -> str:
+    """A speed with its error, which has one digit.
+
+    >>> _with_error(2.13, 0.1), _with_error(1234.0, 31.0), _with_error(0.021, 0.0002)
+    ('2.1 ± 0.1 steps/s', '1,230 ± 30 steps/s', '0.0210 ± 0.0002 steps/s')
+    """
+    digits = -math.floor(math.log10(max(error, value / 1000)))
+    return f"{round(value, digits):,.{max(digits, 0)}f} ± {round(error, digits):,.{max(digits, 0)}f} steps/s"
+
+
+def _number(value: float) -> str:
+    """Two digits that count.
+
+    >>> _number(1234.0), _number(0.0123)
+    ('1,200', '0.012')
+    """
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(digits, 0)}f}"

@@ -1,24 +1,128 @@
 """``airflow hetero config --check``: what an installation lacks, and what that costs. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import RenderableType
 from sqlalchemy import URL
 
 from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.output import cell
-from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
-from hetero_airflow.errors import SettingsError, as_sentence
+from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_NAME, hetero_executor_name
+from hetero_airflow.discovery import simulated
+from hetero_airflow.errors import ProbeError, SettingsError, as_sentence
 from hetero_airflow.executor.explanation.device_text import count
+from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
 from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.problem_lines import is_of_discovery
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.settings import SECTION, default
+from hetero_airflow.settings import OPTIONS, SECTION, SIMULATED_DEVICES_VARIABLE, default
+from hetero_airflow.validation import did_you_mean
+
+ReadOption = Callable[[str, str], str | None]
+"""(section, option) → the installation's value, or None."""
+
+_REPLACEABLE = frozenset({"", "LocalExecutor"})
+"""Executors that HeteroExecutor replaces. Any other stays first in the list, as the default."""
+
+_AT_LEAST = frozenset(
+    {
+        "execution_api_retries",
+        "jwt_expiration_time",
+        "max_failed_heartbeats",
+        "task_queued_timeout",
+        "worker_pods_creation_batch_size",
+    }
+)
+"""Options for which a larger value is as good. For all other numbers a smaller one is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A recommendation with the installation's value, and the value to set, which is the same if that is as good."""
+
+    recommendation: Recommendation
+    current: str | None
+    wanted: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.current == self.wanted
+
+
+def recommended_settings(queue: str, read: ReadOption, engine: str = "local") -> tuple[Setting, ...]:
+    """Each recommended setting. Additions of the installation, such as other coordinators, stay in the value."""
+    coordinated = uses_our_coordinator(queue, read)
+    return tuple(
+        Setting(
+            recommendation,
+            current := read(recommendation.section, recommendation.option),
+            _wanted(recommendation, current, coordinated),
+        )
+        for recommendation in recommendations(queue, engine)
+    )
+
+
+def uses_our_coordinator(queue: str, read: ReadOption) -> bool:
+    """Whether tasks of the queue go through our coordinator, under any name."""
+    coordinators = _json_object(read("sdk", "coordinators"))
+    queues = _json_object(read("sdk", "queue_to_coordinator"))
+    entry = (coordinators or {}).get(str((queues or {}).get(queue)))
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR_CLASSPATH
+
+
+def _wanted(recommendation: Recommendation, current: str | None, coordinated: bool) -> str:
+    value = recommendation.value
+    if recommendation.section == "sdk":
+        if coordinated and current is not None:
+            return current
+        existing = _json_object(current) or {}
+        ours = json.loads(value)
+        merged = {**ours, **existing} if _has_our_coordinator(existing) else {**existing, **ours}
+        return str(current) if merged == existing else json.dumps(merged)
+    if recommendation.option == "executor":
+        if hetero_executor_name(current or "") is not None:
+            return str(current)
+        return value if (current or "") in _REPLACEABLE else f"{current},{value}"
+    number = _number(current)
+    if recommendation.option in _AT_LEAST:
+        return str(current) if number >= float(value) else value
+    # All others are intervals, where a shorter one is as good, or -1 for no limit.
+    return str(current) if 0 < number <= float(value) else value
+
+
+def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
+    entry = coordinators.get(COORDINATOR_NAME)
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR_CLASSPATH
+
+
+def _number(text: str | None) -> float:
+    """The number, or 0 if the text is not a number."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return 0.0
+
+
+def _json_object(text: str | None) -> dict[str, Any] | None:
+    """The JSON object, or None if the text is not one."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
 
 _MIN_HEARTBEATS = 3
 """The least number of heartbeats in the timeout; it is Airflow's `max_failed_heartbeats`."""
+
+_NAMES = frozenset(option.name for option in OPTIONS)
+_SUFFIXES = ("_cmd", "_secret")
+"""Airflow reads such an option in place of the one without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +166,44 @@ def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
             f"Set the timeout to {shortest_s:g} or more",
             "Airflow takes running tasks for dead and runs them again",
         )
+
+
+def check_option_names(names: Iterable[str]) -> Iterator[Finding]:
+    """A finding for each option of the section that this package does not have.
+
+    >>> [finding.remedy for finding in check_option_names(["policy", "polcy"])]
+    ['Did you mean "policy"? Correct its name or remove it']
+    """
+    for name in sorted(names):
+        if name not in _NAMES and not any(name.removesuffix(suffix) in _NAMES for suffix in _SUFFIXES):
+            remedy = f"{did_you_mean(name, _NAMES)}Correct its name or remove it"
+            yield Finding(
+                f"[{SECTION}] {name}", "an unknown option", remedy, "the option that is meant keeps its default"
+            )
+
+
+def check_options(errors: Iterable[SettingsError]) -> Iterator[Finding]:
+    """A finding for each option whose value can't be read; one that all is well if there is none."""
+    is_readable = True
+    for error in errors:
+        is_readable = False
+        yield Finding(error.asked, f"found {error.found}", error.remedy, "the scheduler does not start")
+    if is_readable:
+        yield Finding(f"section [{SECTION}]", "readable")
+
+
+def check_simulated_devices(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding if simulated devices are asked for."""
+    text = environment.get(SIMULATED_DEVICES_VARIABLE, "")
+    if not text.strip():
+        return
+    try:
+        devices = simulated.parse(text).devices
+    except ProbeError as error:
+        cost = "this host has no simulated device"
+        yield Finding(SIMULATED_DEVICES_VARIABLE, f"found {error.found}", error.remedy, cost)
+    else:
+        yield Finding(SIMULATED_DEVICES_VARIABLE, f"{len(devices)} simulated devices")
 
 
 def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:

@@ -16,18 +16,21 @@ from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.output import clean, console, show
 from hetero_airflow.cli.setup.checks import (
     Finding,
+    Setting,
     check_checkpoints,
     check_device_users,
     check_driver,
     check_heartbeats,
+    check_option_names,
+    check_options,
     check_parallelism,
     check_pool,
     check_problems,
     check_report,
     check_settings,
+    check_simulated_devices,
+    recommended_settings,
 )
-from hetero_airflow.cli.setup.option_checks import check_option_names, check_options, check_simulated_devices
-from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings
 from hetero_airflow.cli.setup.trials import trials
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.configuration import option_errors
@@ -92,12 +95,8 @@ def configured(name: str) -> str:
     return str(read_option(SECTION, name) or "").strip() or default(name)
 
 
-def check_installation(engine: Engine) -> list[Finding]:
+def check_installation(engine: Engine) -> Iterator[Finding]:
     """The findings on the settings of this installation, in the order of setting it up."""
-    return list(_findings(engine))
-
-
-def _findings(engine: Engine) -> Iterator[Finding]:
     yield from check_settings(recommended_settings(configured("queue"), read_option, configured("engine")))
     yield from check_heartbeats(read_option)
     yield from check_option_names(conf.getsection(SECTION) or {})

@@ -1,1 +1,1 @@
-"""Commands that answer "what if": plan, simulate, snapshot. They change nothing."""
+"""Commands that answer "what if": plan and simulate. They change nothing."""

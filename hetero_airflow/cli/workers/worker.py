@@ -16,11 +16,10 @@ from hetero_airflow.agent.lease_watch import LeaseWatch
 from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, SCHEDULER_ENGINE
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.cli.action import action
-from hetero_airflow.cli.workers.enroll import check_name
+from hetero_airflow.cli.workers.enrolment import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.readings_watch import ReaderProcess, ReadingsWatch
-from hetero_airflow.discovery.spot.notices import notice_source
-from hetero_airflow.discovery.spot.watch import SpotWatch
+from hetero_airflow.discovery.spot import SpotWatch, notice_source
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten

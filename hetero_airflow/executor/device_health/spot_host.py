@@ -2,8 +2,7 @@
 
 from datetime import datetime
 
-from hetero_airflow.discovery.spot.notices import notice_source
-from hetero_airflow.discovery.spot.watch import SpotWatch
+from hetero_airflow.discovery.spot import SpotWatch, notice_source
 from hetero_airflow.model.hold import HoldKind, reclaimed_hold
 from hetero_airflow.store.store import HoldLifted, HoldPlaced, Store
 

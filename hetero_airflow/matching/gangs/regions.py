@@ -1,7 +1,6 @@
 """Regions: the workers by host, rack and site, and the bandwidth from each worker to others."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from hetero_airflow.matching.bandwidth import common_level, network_bytes_per_s_at, worker_location
 from hetero_airflow.matching.shapes import WorkerEntry
@@ -18,24 +17,15 @@ WIDE_LEVELS = (Level.HOST, Level.RACK, Level.SITE, Level.ANYWHERE)
 """The levels that workers can share, the nearest first."""
 
 
-class Uplink(NamedTuple):
-    """The bandwidth from a worker to others, in bytes per second: of its slowest accelerator, its card and its site."""
-
-    devices: float
-    network: float
-    wide_area: float
-
-    def reach(self, level: Level) -> float:
-        """The bandwidth to workers that share that level with it, if they are no slower."""
-        path = min(self.devices, SOCKET_BYTES_PER_S)
-        return path if level is Level.HOST else min(path, network_bytes_per_s_at(level, self.network, self.wide_area))
-
-
-def worker_uplink(worker: Worker) -> Uplink:
-    """The bandwidth from the worker to others."""
-    paths = [pcie_bytes_per_s(device) for device in worker.devices if device.kind != "cpu"]
-    slowest = min(paths, default=SOCKET_BYTES_PER_S)
-    return Uplink(slowest, network_bytes_per_s(worker.labels), wide_area_bytes_per_s(worker.labels))
+def reach_of(worker: Worker) -> dict[Level, float]:
+    """Level → the bandwidth to workers that share it, if they are no slower: by accelerator, card and site."""
+    paths = (pcie_bytes_per_s(device) for device in worker.devices if device.kind != "cpu")
+    path = min(paths, default=SOCKET_BYTES_PER_S)
+    path = min(path, SOCKET_BYTES_PER_S)
+    card, wide_area = network_bytes_per_s(worker.labels), wide_area_bytes_per_s(worker.labels)
+    return {Level.HOST: path} | {
+        level: min(path, network_bytes_per_s_at(level, card, wide_area)) for level in WIDE_LEVELS[1:]
+    }
 
 
 class Regions:
@@ -45,45 +35,34 @@ class Regions:
     """
 
     def __init__(self, entries: Sequence[WorkerEntry]) -> None:
-        uplinks = [worker_uplink(entry.worker) for entry in entries]
+        reaches = [reach_of(entry.worker) for entry in entries]
         self._locations = locations = [worker_location(entry.worker) for entry in entries]
         numbers = range(len(entries))
-        self._regions: dict[Level, list[tuple[int, ...]]] = {
+        self.at: dict[Level, list[tuple[int, ...]]] = {
             Level.HOST: _grouped((locations[n], n) for n in numbers),
             Level.RACK: _grouped((locations[n][:2] if locations[n].rack else locations[n], n) for n in numbers),
             Level.SITE: _grouped((locations[n].site, n) for n in numbers),
             Level.ANYWHERE: [tuple(numbers)] if entries else [],
         }
-        self._reach = {level: [uplink.reach(level) for uplink in uplinks] for level in WIDE_LEVELS}
-        self._numbers = {
+        """Level → the sets of workers that share it, each ascending, ordered by their first worker."""
+        self._reach = {level: [reach[level] for reach in reaches] for level in WIDE_LEVELS}
+        self.number = {
             level: {worker: number for number, region in enumerate(regions) for worker in region}
-            for level, regions in self._regions.items()
+            for level, regions in self.at.items()
         }
-        self._shared = {level: self._speeds(level) for level in WIDE_LEVELS}
+        """Level → worker → the number of its region at that level."""
+        self.shared = {level: self._speeds(level) for level in WIDE_LEVELS}
+        """Level → (number, speeds) of the regions with several workers; speeds are the different bandwidths of these
+        workers. The fastest speed and region come first."""
 
     def _speeds(self, level: Level) -> list[tuple[int, tuple[float, ...]]]:
         reach = self._reach[level]
         speeds = [
             (number, tuple(sorted({reach[worker] for worker in region}, reverse=True)))
-            for number, region in enumerate(self._regions[level])
+            for number, region in enumerate(self.at[level])
             if len(region) > 1
         ]
         return sorted(speeds, key=lambda pair: (-pair[1][0], pair[0]))
-
-    def at(self, level: Level) -> Sequence[tuple[int, ...]]:
-        """The sets of workers that share that level, each ascending, ordered by their first worker."""
-        return self._regions[level]
-
-    def number(self, level: Level, worker: int) -> int:
-        """The number of the worker's region at that level."""
-        return self._numbers[level][worker]
-
-    def shared(self, level: Level) -> Sequence[tuple[int, tuple[float, ...]]]:
-        """(number, speeds) of the regions with several workers; speeds are the different bandwidths of these workers.
-
-        The fastest speed and region come first.
-        """
-        return self._shared[level]
 
     def speed(self, workers: Sequence[int]) -> float:
         """The bandwidth between several workers: that of the slowest, at the level that all share."""

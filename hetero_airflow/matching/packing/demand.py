@@ -1,8 +1,6 @@
-"""Demands of requests and free capacity of workers, as numbers and arrays."""
+"""Demands of requests and free capacity of workers, as numbers."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +14,6 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
 
 RequestMix = tuple[tuple[Alternative, float], ...]
 """Alternatives with their parts of all requests; the parts need not sum to 1."""
@@ -32,9 +29,6 @@ class DeviceDemand(NamedTuple):
     devices: int
     cores_milli: int
     memory_bytes: int
-
-
-NO_DEMAND = DeviceDemand(0, 0, 0, 0)
 
 
 def device_demand(alternative: Alternative) -> DeviceDemand:
@@ -84,72 +78,3 @@ def accelerator_positions(shape: Shape) -> tuple[int, ...]:
 def free_share_milli(held: Sequence[Allocation], position: int) -> int:
     """Free thousandths of one accelerator."""
     return max(MILLI_PER_DEVICE - held[position].share_milli, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceDemands:
-    """Many demands as arrays. The last one is an empty demand, which gives the value of the worker as it is."""
-
-    all: tuple[DeviceDemand, ...]
-
-    @classmethod
-    def of(cls, demands: Iterable[DeviceDemand]) -> "DeviceDemands":
-        """These demands, and the empty one."""
-        return cls((*demands, NO_DEMAND))
-
-    @cached_property
-    def variants(self) -> tuple[tuple[int, int], ...]:
-        """The different (share_milli, devices) pairs, ascending: the part of a demand that concerns accelerators."""
-        return tuple(sorted({(demand.share_milli, demand.devices) for demand in self.all}))
-
-    @cached_property
-    def variant(self) -> Numbers:
-        """The number of each demand's variant."""
-        number = {variant: index for index, variant in enumerate(self.variants)}
-        return np.array([number[demand.share_milli, demand.devices] for demand in self.all])
-
-    @cached_property
-    def cores_milli(self) -> Numbers:
-        """The cores of each demand."""
-        return np.array([demand.cores_milli for demand in self.all])
-
-    @cached_property
-    def memory_bytes(self) -> Numbers:
-        """The host memory of each demand."""
-        return np.array([demand.memory_bytes for demand in self.all])
-
-
-class VariantOptions(NamedTuple):
-    """The different options to place variants on the accelerators of a worker, as arrays with one entry per option."""
-
-    variant: Numbers
-    """Ascending; a variant that does not fit is absent."""
-    part: Numbers
-    """The free part that is used, ascending within a variant; 1000 for whole devices, 0 for none."""
-    left: Numbers
-    """What is left of that part."""
-    times: Numbers
-    """The number of devices."""
-
-    @property
-    def first(self) -> Numbers:
-        """Where the entries of each variant begin."""
-        return np.flatnonzero(np.diff(self.variant, prepend=-1))
-
-
-def variant_options(parts: tuple[int, ...], variants: Sequence[tuple[int, int]]) -> VariantOptions:
-    """All options to place each of the variants (share_milli, devices) on accelerators with these free parts.
-
-    >>> [column.tolist() for column in variant_options((300, 300, 1000), [(0, 0), (300, 1), (1000, 1), (1000, 2)])]
-    [[0, 1, 1, 2], [0, 300, 1000, 1000], [0, 0, 700, 0], [0, 1, 1, 1]]
-    """
-    different, idle = sorted(set(parts)), parts.count(MILLI_PER_DEVICE)
-    options = []
-    for number, (share_milli, devices) in enumerate(variants):
-        if not share_milli:
-            options.append((number, 0, 0, 0))
-        elif share_milli == MILLI_PER_DEVICE:
-            options += [(number, share_milli, 0, devices)] * (devices <= idle)
-        else:
-            options += [(number, part, part - share_milli, 1) for part in different if part >= share_milli]
-    return VariantOptions(*np.array(options).T)

@@ -11,20 +11,21 @@ near ties go to the first worker and the last workers stay whole.
 It refuses no request and moves no task.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from hetero_airflow.matching.packing.demand import (
-    DeviceDemands,
+    DeviceDemand,
     Floats,
     FreeCapacity,
-    Numbers,
     RequestMix,
     accelerator_positions,
     device_demand,
     has_suitable_devices,
-    variant_options,
 )
 from hetero_airflow.matching.packing.fill_tables import GRAIN_MILLI, HOST_STEPS, FillTables, fill_tables
 from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
@@ -49,12 +50,12 @@ class ExpectedFillMeasure:
         self._prices = MILLI_PER_DEVICE * np.array(prices)
         self._tables: dict[Shape, FillTables] = {}
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> "ExpectedFillOnShape":
-        """The measure for workers of one shape."""
+    def for_shape(self, shape: Shape, demand: DeviceDemand) -> "ExpectedFillOnShape":
+        """The measure for a demand on workers of one shape."""
         tables = self._tables.get(shape)
         if tables is None:
             tables = self._tables[shape] = self._make_tables(shape)
-        return ExpectedFillOnShape(demands, tables, self._prices, *_capacity(shape))
+        return ExpectedFillOnShape(demand, tables, self._prices, *_capacity(shape))
 
     def _make_tables(self, shape: Shape) -> FillTables:
         all_demands = [(device_demand(alternative), part, alternative) for alternative, part in self._mix]
@@ -64,73 +65,94 @@ class ExpectedFillMeasure:
         return fill_tables(suitable, len(accelerator_positions(shape)), *_capacity(shape))
 
 
+class _Placed(NamedTuple):
+    """The accelerators of a worker after a placement on them."""
+
+    fill: float
+    """The expected fill without limits of cores and memory."""
+    value_added: float
+    """The value of the parts, beyond the fill."""
+    row: int
+    """Of the tables by cores and by memory."""
+    part: int
+    """The free part that was taken; 1000 for whole devices, 0 for none."""
+
+
 class ExpectedFillOnShape:
-    """Scores of demands on workers of one shape."""
+    """The score of a demand on workers of one shape."""
 
     def __init__(
-        self, demands: DeviceDemands, tables: FillTables, prices: Floats, cores_milli: int, memory_bytes: int
+        self, demand: DeviceDemand, tables: FillTables, prices: Floats, cores_milli: int, memory_bytes: int
     ) -> None:
-        self._demands = demands
+        self._demand = demand
         self._tables = tables
         self._prices = prices
         self._per_core = HOST_STEPS / cores_milli
         self._per_byte = HOST_STEPS / memory_bytes
         fill_of_one = float(tables.idle[1]) if len(tables.idle) > 1 else 0.0
         self._per_idle = 1 / fill_of_one if fill_of_one else 0.0
-        self._cores, self._memory = tables.by_cores.ravel(), tables.by_memory.ravel()
-        self._cached: dict[tuple[int, ...], tuple[Floats, Floats, Numbers, Numbers]] = {}
+        self._placed = lru_cache(maxsize=None)(self._best)
 
-    def scores(self, free: FreeCapacity) -> Floats:
-        """The score of each demand, −∞ where it does not fit."""
-        fill, value_added, start, _ = self._tables_of(free.parts)
-        cores, memory = free.cores_milli - self._demands.cores_milli, free.memory_bytes - self._demands.memory_bytes
-        part = np.minimum(
-            _interpolated(self._cores, start, np.maximum(cores, 0) * self._per_core),
-            _interpolated(self._memory, start, np.maximum(memory, 0) * self._per_byte),
-        )
-        value = fill * part + value_added
-        score: Floats = np.floor((value - value[-1]) / ROUNDED_TO + ROUNDING_TOLERANCE)
-        np.putmask(score, (cores < 0) | (memory < 0), -np.inf)
-        return score[:-1]
+    def score(self, free: FreeCapacity) -> float:
+        """See `ShapeMeasure`."""
+        cores, memory = free.cores_milli - self._demand.cores_milli, free.memory_bytes - self._demand.memory_bytes
+        before, after = self._placed(free.parts)
+        if after is None or cores < 0 or memory < 0:
+            return -math.inf
+        lost = self._value(after, cores, memory) - self._value(before, free.cores_milli, free.memory_bytes)
+        return float(math.floor(lost / ROUNDED_TO + ROUNDING_TOLERANCE))
 
-    def part(self, free: FreeCapacity, demand: int) -> int:
-        """The free part that a demand takes, if it is a share."""
-        return int(self._tables_of(free.parts)[3][demand])
+    def part(self, free: FreeCapacity) -> int:
+        """See `ShapeMeasure`."""
+        placed = self._placed(free.parts)[1]
+        return 0 if placed is None else placed.part
 
-    def _tables_of(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
-        cached = self._cached.get(parts)
-        if cached is None:
-            cached = self._cached[parts] = self._after(parts)
-        return cached
+    def _value(self, placed: _Placed, cores_milli: int, memory_bytes: int) -> float:
+        by_cores = _interpolated(self._tables.by_cores[placed.row], cores_milli * self._per_core)
+        by_memory = _interpolated(self._tables.by_memory[placed.row], memory_bytes * self._per_byte)
+        return placed.fill * min(by_cores, by_memory) + placed.value_added
 
-    def _after(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
-        """For each demand: the expected fill without limits of cores and memory, the value of its parts, the start of
-        its row in `host_table`, and the part that is taken. The value is −∞ where the parts do not fit."""
-        tables, options = self._tables, variant_options(parts, self._demands.variants)
-        _, part, free_after, times = options
+    def _best(self, parts: tuple[int, ...]) -> tuple[_Placed, _Placed | None]:
+        """The accelerators as they are, and after the best placement of the demand; None if it does not fit."""
+        options = (self._after(parts, *option) for option in _options(parts, self._demand))
+        best = max(options, key=lambda placed: (placed.fill + placed.value_added, -placed.part), default=None)
+        return self._after(parts, 0, 0, 0), best
+
+    def _after(self, parts: tuple[int, ...], part: int, left: int, times: int) -> _Placed:
+        tables, is_idle = self._tables, part == MILLI_PER_DEVICE
         used = sum(float(tables.hole[p]) for p in parts if p < MILLI_PER_DEVICE)
-        is_idle = part == MILLI_PER_DEVICE
-        holes = used + times * (tables.hole[free_after] - np.where(is_idle, 0.0, tables.hole[part]))
+        holes = used + times * float(tables.hole[left] - (0.0 if is_idle else tables.hole[part]))
         idle = parts.count(MILLI_PER_DEVICE) - times * is_idle
-        fill = holes + tables.idle[idle]
-        value_added = float(self._prices[list(parts)].sum()) + times * (self._prices[free_after] - self._prices[part])
-        value_added += tables.protection[idle]
-        grain = np.rint((holes * self._per_idle + idle) * (MILLI_PER_DEVICE / GRAIN_MILLI)).astype(np.int64)
-        start = np.minimum(grain, len(tables.by_cores) - 1) * (HOST_STEPS + 1)
-        best = np.lexsort((part, -(fill + value_added), options.variant))[options.first]
-        fitting = options.variant[best]
-        result = []
-        for column, absent in ((fill, 0.0), (value_added, -np.inf), (start, 0), (part, 0)):
-            full = np.full(len(self._demands.variants), absent, dtype=column.dtype)
-            full[fitting] = column[best]
-            result.append(full[self._demands.variant])
-        return result[0], result[1], result[2], result[3]
+        value_added = float(self._prices[list(parts)].sum()) + times * float(self._prices[left] - self._prices[part])
+        grain = round((holes * self._per_idle + idle) * (MILLI_PER_DEVICE / GRAIN_MILLI))
+        return _Placed(
+            holes + float(tables.idle[idle]),
+            value_added + float(tables.protection[idle]),
+            min(grain, len(tables.by_cores) - 1),
+            part,
+        )
 
 
-def _interpolated(table: Floats, start: Numbers, at: Floats) -> Floats:
-    step = np.minimum(at.astype(np.int64), HOST_STEPS - 1)
-    lower = table[start + step]
-    return lower + (table[start + step + 1] - lower) * (at - step)
+def _options(parts: tuple[int, ...], demand: DeviceDemand) -> Iterator[tuple[int, int, int]]:
+    """The options to place a demand on accelerators with these free parts: the part, what is left of it, how often.
+
+    >>> list(_options((300, 300, 1000), DeviceDemand(300, 1, 0, 0)))
+    [(300, 0, 1), (1000, 700, 1)]
+    >>> list(_options((300, 300, 1000), DeviceDemand(1000, 2, 0, 0))), list(_options((), DeviceDemand(0, 0, 1000, 0)))
+    ([], [(0, 0, 0)])
+    """
+    if not demand.share_milli:
+        yield 0, 0, 0
+    elif demand.share_milli < MILLI_PER_DEVICE:
+        yield from ((part, part - demand.share_milli, 1) for part in sorted(set(parts)) if part >= demand.share_milli)
+    elif parts.count(MILLI_PER_DEVICE) >= demand.devices:
+        yield MILLI_PER_DEVICE, 0, demand.devices
+
+
+def _interpolated(row: Floats, at: float) -> float:
+    step = min(int(at), HOST_STEPS - 1)
+    lower = float(row[step])
+    return lower + (float(row[step + 1]) - lower) * (at - step)
 
 
 def _capacity(shape: Shape) -> tuple[int, int]:

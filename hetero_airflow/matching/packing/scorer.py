@@ -6,8 +6,7 @@ from typing import Protocol
 from hetero_airflow.matching.feasibility import Feasibility, device_count
 from hetero_airflow.matching.linked_devices import closest_devices
 from hetero_airflow.matching.packing.demand import (
-    DeviceDemands,
-    Floats,
+    DeviceDemand,
     FreeCapacity,
     device_demand,
     free_capacity,
@@ -22,12 +21,12 @@ ROUNDING_TOLERANCE = 1e-9
 
 
 class ShapeMeasure(Protocol):
-    """Rates workers of one shape by their free capacity."""
+    """Rates workers of one shape for one demand, by their free capacity."""
 
-    def scores(self, free: FreeCapacity) -> Floats:
-        """The score of each demand on a worker with this free capacity, −∞ where it does not fit."""
+    def score(self, free: FreeCapacity) -> float:
+        """The score of the demand on a worker with this free capacity, −∞ if it does not fit."""
 
-    def part(self, free: FreeCapacity, demand: int) -> int:
+    def part(self, free: FreeCapacity) -> int:
         """The free part of an accelerator from which a share is taken; without meaning for other demands."""
 
 
@@ -36,8 +35,8 @@ class PackingMeasure(Protocol):
 
     name: str
 
-    def for_shape(self, shape: Shape, demands: DeviceDemands) -> ShapeMeasure:
-        """The measure for workers of one shape and for these demands."""
+    def for_shape(self, shape: Shape, demand: DeviceDemand) -> ShapeMeasure:
+        """The measure for workers of one shape and for this demand."""
 
 
 class PackingScorer:
@@ -62,7 +61,7 @@ class PackingScorer:
         preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, p))
         if alternative.share is None:
             return closest_devices(shape, preferred, device_count(alternative))
-        part = self._shape_measure(alternative, shape).part(free_capacity(shape, held), 0)
+        part = self._shape_measure(alternative, shape).part(free_capacity(shape, held))
 
         def rank(position: int) -> tuple[bool, bool, int, int]:
             free_milli = free_share_milli(held, position)
@@ -74,7 +73,7 @@ class PackingScorer:
         self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """A million for real devices, the score of the measure, and a hundredth of each term that decides ties."""
-        score = float(self._shape_measure(alternative, shape).scores(free_capacity(shape, held))[0])
+        score = self._shape_measure(alternative, shape).score(free_capacity(shape, held))
         real = all(not shape.devices[p].simulated for p in chosen)
         terms = {"real": 1e6 if real else 0.0, self._measure.name: score}
         if self._ties is not None:
@@ -86,6 +85,5 @@ class PackingScorer:
         key = (shape, alternative.key)
         measure = self._by_shape.get(key)
         if measure is None:
-            demands = DeviceDemands.of([device_demand(alternative)])
-            measure = self._by_shape[key] = self._measure.for_shape(shape, demands)
+            measure = self._by_shape[key] = self._measure.for_shape(shape, device_demand(alternative))
         return measure

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from hetero_airflow.matching.gangs.idle_cluster import IdleCluster
-from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, gang_level
+from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, IdleCluster, gang_level
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.model.request import DeviceRequest
@@ -60,14 +59,7 @@ class GangQueue:
 
     def _placer(self, reserved: ReservedCapacity | None) -> GangPlacer:
         """Places gangs on what is free now, less what is reserved."""
-        index = self._index
-        return GangPlacer(
-            index,
-            self._idle_cluster.regions,
-            index.matcher,
-            lambda alternative, state: index.match(alternative, state, reserved),
-            self._now,
-        )
+        return GangPlacer(self._index, self._idle_cluster.regions, self._now, reserved)
 
     def blocked(self, gang: str) -> Reason | None:
         """Why the gang can't be placed even on idle workers: members are missing, or the workers are too few."""

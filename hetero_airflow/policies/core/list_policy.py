@@ -13,7 +13,7 @@ worker could run. Running work is not in their way, so nothing is reserved for t
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
-from hetero_airflow.matching.gangs.idle_cluster import IdleCluster
+from hetero_airflow.matching.gangs.placement import IdleCluster
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.matching.worker_index import WorkerIndex

@@ -67,16 +67,11 @@ class RankCollectives:
 
     def folder(self, path: Path | None) -> Path:
         """The path of rank 0."""
-        text = b"" if path is None else os.fsencode(path)
-        size = self.broadcast(len(text))
-        distributed = process_group()
-        if distributed is None:
-            return Path(os.fsdecode(text))
-        import torch
-
-        tensor = torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8)
-        distributed.broadcast(tensor, src=0, group=self.group())
-        return Path(os.fsdecode(bytes(tensor.tolist())))
+        paths, distributed = [path], process_group()
+        if distributed is not None:
+            distributed.broadcast_object_list(paths, src=0, group=self.group())
+        assert paths[0] is not None, "rank 0 has a path"
+        return paths[0]
 
     def wait(self) -> None:
         """Return when all ranks have called this."""

@@ -30,26 +30,9 @@ def react_apps() -> list[dict[str, Any]]:
     """
     url = f"{PREFIX.lstrip('/')}/page/hetero.js?v={bundle_digest()}"
     icon = f"{PREFIX.lstrip('/')}/page/devices.svg"
-    return [
-        {
-            "name": "Devices",
-            "bundle_url": url,
-            "destination": "nav",
-            "url_route": ROUTES["nav"],
-            "nav_top_level": True,
-            "icon": icon,
-        },
-        {
-            "name": "Placement",
-            "bundle_url": url,
-            "destination": "task_instance",
-            "url_route": ROUTES["task_instance"],
-            "icon": icon,
-        },
-        {
-            "name": "DeviceCard",
-            "bundle_url": url,
-            "destination": "dashboard",
-            "url_route": ROUTES["dashboard"],
-        },
+    apps: list[dict[str, Any]] = [
+        {"name": "Devices", "destination": "nav", "nav_top_level": True, "icon": icon},
+        {"name": "Placement", "destination": "task_instance", "icon": icon},
+        {"name": "DeviceCard", "destination": "dashboard"},
     ]
+    return [{**app, "bundle_url": url, "url_route": ROUTES[app["destination"]]} for app in apps]

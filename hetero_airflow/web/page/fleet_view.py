@@ -1,13 +1,19 @@
-"""Workers and devices as tiles, rows and the facts of one worker. Pure."""
+"""Which workers and devices a reader asks for, as tiles, rows and the facts of one worker. Pure.
+
+FastAPI reads the fields of `FleetFilter` from the query, so their annotations are objects, not texts.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
+from typing import Annotated
 
-from pydantic import BaseModel
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
 
-from hetero_airflow.executor.explanation.device_state import DeviceState
+from hetero_airflow.executor.explanation.device_state import DeviceState, device_state
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.devices.memory import is_integrated
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
@@ -15,8 +21,71 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
 from hetero_airflow.web.page.task_rows import LeaseRow, TaskLink, lease_row
+
+Text = Annotated[str, Query(max_length=256)]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFilter:
+    """Empty fields filter nothing. Texts are compared as they are; none is a pattern."""
+
+    search: Text = ""
+    """A part of the worker's id or host, or of the device's id or model; upper and lower case are equal."""
+    kind: Text = ""
+    vendor: Text = ""
+    model: Text = ""
+    site: Text = ""
+    rack: Text = ""
+    label: Text = ""
+    """``name`` or ``name=value`` of a worker's label."""
+    state: DeviceState | None = None
+
+    def admits_worker(self, worker: Worker) -> bool:
+        """Whether the worker's own facts match; the search is left to the devices."""
+        name, equals, value = self.label.partition("=")
+        return (
+            (not self.site or worker.labels.get(SITE_LABEL) == self.site)
+            and (not self.rack or worker.labels.get(RACK_LABEL) == self.rack)
+            and (not name or (name in worker.labels and (not equals or worker.labels[name] == value)))
+        )
+
+    def admits_device(self, worker: Worker, device: Device, state: DeviceState) -> bool:
+        """Whether a device of an admitted worker matches."""
+        return (
+            (not self.kind or device.kind == self.kind)
+            and (not self.vendor or device.vendor == self.vendor)
+            and (not self.model or device.model == self.model)
+            and (self.state is None or state is self.state)
+            and (not self.search or self._finds(worker.id, worker.host, device.id, f"{device.vendor}/{device.model}"))
+        )
+
+    def _finds(self, *texts: str) -> bool:
+        needle = self.search.casefold()
+        return any(needle in text.casefold() for text in texts)
+
+
+def filtered_fleet(
+    snapshot: Snapshot, readings: Mapping[tuple[str, str], Telemetry], wanted: FleetFilter
+) -> Iterator[tuple[Worker, list[tuple[Device, DeviceState]]]]:
+    """The matching workers in the order of their ids, each with its matching devices.
+
+    A worker without devices matches if only its own facts are asked for.
+    """
+    holds = {hold.worker_id for hold in snapshot.holds}
+    for worker in snapshot.workers:
+        if not wanted.admits_worker(worker):
+            continue
+        holds_of_worker = snapshot.holds_of(worker.id) if worker.id in holds else ()
+        states = (
+            (device, device_state(worker, device, snapshot.used(*key), readings.get(key), holds_of_worker))
+            for device in worker.devices
+            for key in ((worker.id, device.id),)
+        )
+        devices = [(device, state) for device, state in states if wanted.admits_device(worker, device, state)]
+        if devices or (not worker.devices and wanted == FleetFilter()):
+            yield worker, devices
+
 
 MAX_TILES = 2000
 """Workers of a map. A larger fleet is filtered."""
@@ -107,7 +176,9 @@ class FleetTable(BaseModel):
 class HoldRow(BaseModel):
     """Why a worker, or a device of it, gets no new task."""
 
-    device: str
+    model_config = ConfigDict(from_attributes=True)
+
+    device: str = Field(validation_alias="device_id")
     """Empty for the whole worker."""
     kind: HoldKind
     cause: str
@@ -207,7 +278,7 @@ def worker_facts(
         labels=worker.labels,
         runtime=worker.runtime,
         problems=list(worker.problems),
-        holds=[_hold_row(hold) for hold in snapshot.holds_of(worker.id)],
+        holds=[HoldRow.model_validate(hold) for hold in snapshot.holds_of(worker.id)],
         devices=rows,
         links=sorted(links),
         leases=[
@@ -293,14 +364,3 @@ def _problem(worker: Worker, device: Device, holds: tuple[Hold, ...]) -> str | N
         return "the heartbeat of its worker stopped"
     texts = [f"{hold.kind}: {hold.cause}" for hold in holds_on(device, holds)]
     return "; ".join(texts) or device.problem
-
-
-def _hold_row(hold: Hold) -> HoldRow:
-    return HoldRow(
-        device=hold.device_id,
-        kind=hold.kind,
-        cause=hold.cause,
-        since=hold.since,
-        returns=hold.returns,
-        moves=hold.moves,
-    )

@@ -11,7 +11,7 @@ from hetero_airflow.executor.explanation.forecast import Forecast, forecast_star
 from hetero_airflow.executor.explanation.live_snapshot import configured_policy
 from hetero_airflow.executor.explanation.request_text import request_text
 from hetero_airflow.store.store import RequestHistory
-from hetero_airflow.web.page.fleet_reader import FleetReader
+from hetero_airflow.web.fleet_reader import FleetReader
 
 log = logging.getLogger(__name__)
 

@@ -16,24 +16,23 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from sqlalchemy import Engine
 
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.explanation.drains import MAX_REASON, drain_hold, find_target, undrain_events
 from hetero_airflow.store.lease_history import read_leases_since, read_task_leases
 from hetero_airflow.store.sql.queue import read_newest_decision_id, read_waiting_requests
 from hetero_airflow.store.sql.transaction import read_transaction
-from hetero_airflow.store.store import HoldPlaced, RequestHistory
+from hetero_airflow.store.store import HoldPlaced
 from hetero_airflow.web.bodies import read_bounded
+from hetero_airflow.web.fleet_reader import FleetReader, readings_period
 from hetero_airflow.web.page.bundle import BUNDLE, ICON
-from hetero_airflow.web.page.etags import conditional
-from hetero_airflow.web.page.fleet_filter import FleetFilter, filtered_fleet
-from hetero_airflow.web.page.fleet_reader import FleetReader, readings_period
 from hetero_airflow.web.page.fleet_view import (
+    FleetFilter,
     FleetMap,
     FleetSummary,
     FleetTable,
     WorkerFacts,
+    filtered_fleet,
     fleet_map,
     fleet_summary,
     fleet_table,
@@ -111,10 +110,10 @@ class DrainDone(BaseModel):
 class PageRoutes:
     """The handlers. They block on the database, so FastAPI runs them in threads."""
 
-    def __init__(self, engine: Callable[[], Engine]) -> None:
-        self._fleet = FleetReader(engine)
-        self._forecasts = Forecasts(self._fleet)
-        self._usage = UsageReader(engine)
+    def __init__(self, fleet: FleetReader) -> None:
+        self._fleet = fleet
+        self._forecasts = Forecasts(fleet)
+        self._usage = UsageReader(fleet.engine)
 
     def router(self) -> APIRouter:
         """The routes to the handlers."""
@@ -142,13 +141,13 @@ class PageRoutes:
     def summary(self, request: Request) -> Response:
         """All workers and devices in figures, and the values that the filters offer."""
         snapshot, now = self._fleet.store.snapshot(), datetime.now(UTC)
-        facts = (request.url, snapshot.sequence, readings_period(now))
+        facts = (snapshot.sequence, readings_period(now))
         return conditional(request, facts, lambda: fleet_summary(snapshot, self._fleet.readings(now)))
 
     def map(self, request: Request, wanted: Wanted) -> Response:
         """The matching workers and the states of their devices, for the map."""
         snapshot, now = self._fleet.store.snapshot(), datetime.now(UTC)
-        facts = (request.url, snapshot.sequence, readings_period(now))
+        facts = (snapshot.sequence, readings_period(now))
         return conditional(request, facts, lambda: fleet_map(snapshot, self._fleet.readings(now), wanted))
 
     def devices(
@@ -156,7 +155,7 @@ class PageRoutes:
     ) -> Response:
         """A page of the matching devices."""
         snapshot, now, readable = self._fleet.store.snapshot(), datetime.now(UTC), readable_dags(user)
-        facts = (request.url, snapshot.sequence, readings_period(now), _digest(readable))
+        facts = (snapshot.sequence, readings_period(now), readable)
 
         def make() -> FleetTable:
             return fleet_table(snapshot, self._fleet.readings(now), wanted, readable, offset, limit)
@@ -174,7 +173,7 @@ class PageRoutes:
                 waiting = read_waiting_requests(connection, readable, offset, limit)
             return queue_table(snapshot, waiting, self._fleet.wanted_workers(snapshot).types, readable)
 
-        return conditional(request, (request.url, snapshot.sequence, newest, _digest(readable)), make)
+        return conditional(request, (snapshot.sequence, newest, readable), make)
 
     def timeline(
         self,
@@ -197,7 +196,7 @@ class PageRoutes:
                 leases = read_leases_since(connection, since, {worker.id for worker, _ in page})
             return timeline(snapshot, page, len(devices), leases, readable, since, now)
 
-        facts = (request.url, plain.sequence, readings_period(now), _digest(readable))
+        facts = (plain.sequence, readings_period(now), readable)
         return conditional(request, facts, make)
 
     def usage(
@@ -205,7 +204,7 @@ class PageRoutes:
     ) -> Response:
         """What tasks held, or what devices did, in the past days."""
         now, readable = datetime.now(UTC), readable_dags(user)
-        facts = (request.url, usage_period(now), _digest(readable))
+        facts = (usage_period(now), readable)
         return conditional(request, facts, lambda: usage_table(self._usage.read(days, now), by, readable, days, now))
 
     def worker(self, request: Request, user: GetUserDep, id: Name) -> Response:
@@ -223,7 +222,7 @@ class PageRoutes:
                 snapshot, self._fleet.readings(now), worker, last_seen_at, readable, now, may_drain(user)
             )
 
-        facts = (request.url, plain.sequence, readings_period(now), _digest(readable), may_drain(user))
+        facts = (plain.sequence, readings_period(now), readable, may_drain(user))
         return conditional(request, facts, make)
 
     def placement(
@@ -231,7 +230,8 @@ class PageRoutes:
     ) -> Response:
         """Why a task instance waits, or why it got its devices."""
         now, readable, sees_fleet = datetime.now(UTC), readable_dags(user), may_see_fleet(user)
-        plain, history = self._fleet.store.snapshot(), self._history(dag_id, run_id, task_id, map_index)
+        plain = self._fleet.store.snapshot()
+        history = self._fleet.store.request_history(dag_id, run_id, task_id, map_index)
         live = history.leases[-1].id if history is not None and history.leases else None
         progress = self._fleet.progress(history.pending, live) if history is not None else None
 
@@ -243,7 +243,7 @@ class PageRoutes:
             return placement(history, tries, progress, snapshot, queue, readable, now, sees_fleet)
 
         decided = history.decisions[0]["decided_at"] if history is not None and history.decisions else ""
-        facts = (request.url, plain.sequence, decided, progress, _digest(readable), sees_fleet)
+        facts = (plain.sequence, decided, progress, readable, sees_fleet)
         return conditional(request, facts, make)
 
     def forecast(
@@ -251,10 +251,10 @@ class PageRoutes:
     ) -> Response:
         """When a waiting task instance starts, and a change that would start it now."""
         now, readable = datetime.now(UTC), readable_dags(user)
-        history = self._history(dag_id, run_id, task_id, map_index)
+        history = self._fleet.store.request_history(dag_id, run_id, task_id, map_index)
         if history is None:
-            return conditional(request, (request.url,), lambda: StartForecast(made_at=now))
-        facts = (request.url, int(now.timestamp() // FRESH_S), history.state, _digest(readable))
+            return conditional(request, (), lambda: StartForecast(made_at=now))
+        facts = (int(now.timestamp() // FRESH_S), history.state, readable)
         return conditional(request, facts, lambda: self._forecasts.forecast(history, readable, now))
 
     def drain(self, user: GetUserDep, order: Order) -> DrainDone:
@@ -289,9 +289,6 @@ class PageRoutes:
         """The icon in Airflow's navigation."""
         return Response(ICON.read_bytes(), media_type="image/svg+xml", headers=_IMMUTABLE)
 
-    def _history(self, dag_id: str, run_id: str, task_id: str, map_index: int) -> RequestHistory | None:
-        return self._fleet.store.request_history(dag_id, run_id, task_id, map_index)
-
 
 @contextmanager
 def _as_http_error() -> Iterator[None]:
@@ -311,5 +308,16 @@ def require_json(request: Request) -> None:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Send JSON with Content-Type: application/json.")
 
 
-def _digest(readable: set[str]) -> str:
-    return hashlib.blake2b("\0".join(sorted(readable)).encode(), digest_size=12).hexdigest()
+def conditional(request: Request, facts: tuple[object, ...], make: Callable[[], BaseModel]) -> Response:
+    """The answer as JSON; 304 without a body if the browser has the answer that these facts give.
+
+    :param facts: all that the answer depends on, beside the address; their texts are compared
+    :param make: makes the answer; it is called only if the browser does not have it
+    """
+    texts = (str(sorted(fact)) if isinstance(fact, set) else str(fact) for fact in (request.url, *facts))
+    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=12).hexdigest()
+    etag = f'W/"{digest}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": "Cookie, Authorization"}
+    if request.headers.get("If-None-Match") == etag:
+        return Response(status_code=304, headers=headers)
+    return Response(make().model_dump_json(), media_type="application/json", headers=headers)

@@ -5,9 +5,9 @@ from datetime import datetime
 from heapq import nsmallest
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from hetero_airflow.contract.progress_file import Progress
+from hetero_airflow.contract.progress import Progress
 from hetero_airflow.executor.explanation.device_text import lease_lines, request_lines
 from hetero_airflow.executor.explanation.transition_text import transition_text
 from hetero_airflow.model.device import Device, device_tokens, matches_model
@@ -62,9 +62,11 @@ class AlternativeRow(BaseModel):
 class TryRow(BaseModel):
     """One lease of the task: a try, or a part of one that was interrupted."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     try_number: int
-    worker: str
-    devices: list[str]
+    worker: str = Field(validation_alias="worker_id")
+    devices: list[str] = Field(validation_alias="device_ids")
     state: str
     granted_at: datetime
     ended_at: datetime | None
@@ -170,7 +172,7 @@ def placement(
         policy=account.policy if account else "",
         summary=names.put_into(account.summary, readable) if account else "",
         alternatives=list(_alternatives(account, live, names, readable, may_see_fleet)) if account else [],
-        tries=[_try_row(lease) for lease in tries],
+        tries=[TryRow.model_validate(lease) for lease in tries],
         transitions=[
             TransitionRow(at=step.at, phase=step.phase, text=names.put_into(transition_text(step), readable))
             for step in history.transitions
@@ -259,19 +261,6 @@ def _candidate(candidate: CandidateAccount, lease: Lease | None, leased_ids: set
         score=candidate.score,
         terms=dict(candidate.terms),
         is_chosen=is_chosen,
-    )
-
-
-def _try_row(lease: PastLease) -> TryRow:
-    return TryRow(
-        try_number=lease.try_number,
-        worker=lease.worker_id,
-        devices=list(lease.device_ids),
-        state=lease.state,
-        granted_at=lease.granted_at,
-        ended_at=lease.ended_at,
-        outcome=lease.outcome,
-        cause=lease.cause,
     )
 
 

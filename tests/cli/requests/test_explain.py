@@ -4,9 +4,15 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.cli.requests.explain import explain_report, history_json, with_task_names
+from hetero_airflow.cli.requests.explain import (
+    class_speeds,
+    explain_report,
+    history_json,
+    speed_lines,
+    speeds_json,
+    with_task_names,
+)
 from hetero_airflow.cli.requests.missing_request import missing_request_cause
-from hetero_airflow.cli.requests.speed_lines import class_speeds, speed_lines, speeds_json
 from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import Claim, LeaseState
 from hetero_airflow.model.plan import (

@@ -4,8 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.cli.requests.explain import explain_report
-from hetero_airflow.cli.requests.forecast import forecast_json, start_lines
+from hetero_airflow.cli.requests.explain import explain_report, forecast_json, start_lines
 from hetero_airflow.executor.explanation.forecast import Forecast, forecast_start
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, Interval
 from hetero_airflow.model.request import DeviceRequest

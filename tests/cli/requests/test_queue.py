@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.requests.named_tasks import queue_outcomes
+from hetero_airflow.cli.requests.changes import queue_outcomes
 from hetero_airflow.cli.requests.queue import QueueEntry, queue_entries, queue_json, queue_report
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Refuse, Wait

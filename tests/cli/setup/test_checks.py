@@ -8,6 +8,7 @@ from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.cli.setup import trials
 from hetero_airflow.cli.setup.checks import (
     Finding,
+    Setting,
     check_checkpoints,
     check_device_users,
     check_driver,
@@ -18,7 +19,6 @@ from hetero_airflow.cli.setup.checks import (
     check_report,
     check_settings,
 )
-from hetero_airflow.cli.setup.recommended_settings import Setting
 from hetero_airflow.errors import CheckpointStoreUnavailable
 from hetero_airflow.executor.recommended_settings import Recommendation
 from hetero_airflow.model.device import UNCOVERED_KEY

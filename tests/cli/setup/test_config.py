@@ -6,8 +6,8 @@ from itertools import groupby
 import pytest
 from sqlalchemy import create_engine
 
+from hetero_airflow.cli.setup.checks import Setting, recommended_settings, uses_our_coordinator
 from hetero_airflow.cli.setup.config import check_installation, environment_text, ini_text
-from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings, uses_our_coordinator
 from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH as COORDINATOR
 from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH as EXECUTOR
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
@@ -90,7 +90,7 @@ export AIRFLOW__SDK__B=1
 def test_the_place_of_checkpoints_is_checked_if_tasks_can_change_hosts(monkeypatch, engine, url, expected):
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
     monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
-    findings = check_installation(create_engine("sqlite://"))
+    findings = list(check_installation(create_engine("sqlite://")))
     assert [finding.is_ok for finding in findings if finding.subject == "[hetero] checkpoint_url"] == expected
 
 

@@ -9,12 +9,15 @@ from hetero_airflow.discovery.health import burn_in as module
 from hetero_airflow.discovery.health.burn_in import (
     BurnInOutcome,
     BurnInResult,
+    NumpyBackend,
+    TorchBackend,
+    UntestableError,
     WrongResultError,
     is_product,
     run_burn_in,
     run_checks,
+    torch_backend,
 )
-from hetero_airflow.discovery.health.burn_in_backends import NumpyBackend, TorchBackend, UntestableError, torch_backend
 
 BLOCK = 1 << 12
 SMALL = (32, 5 * BLOCK // 2, BLOCK)

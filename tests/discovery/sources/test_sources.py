@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from pydantic import TypeAdapter
 
+from hetero_airflow.discovery.cpu import MemoryLimit, cpu_quota, memory_limits
 from hetero_airflow.discovery.sources import values
-from hetero_airflow.discovery.sources.cgroup import MemoryLimit, cpu_quota, memory_limits
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, read_pci, read_text, run_tool
 from hetero_airflow.errors import ProbeError

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.contract.progress_file import Progress, ProgressPhase
+from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress, ReportedSpeed
 from hetero_airflow.executor.context import reported_speeds
 from hetero_airflow.executor.context.reported_speeds import FIRST_S, OFTEN_S

@@ -31,7 +31,7 @@ def store():
 
 
 def test_a_notice_file_moves_the_tasks_of_the_host_until_it_is_gone(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("hetero_airflow.discovery.spot.watch.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("hetero_airflow.discovery.spot.LOOK_EVERY_S", 0.01)
     notice = tmp_path / "notice"
     host = SpotHost(store, "worker-a", str(notice))
     assert stepped(host, store, lambda: host.has_looked) == ()

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.matching.bandwidth import bottleneck
-from hetero_airflow.matching.gangs.cluster_state import IdleClusterState
-from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, gang_level
+from hetero_airflow.matching.gangs.placement import GangFit, GangPlacer, IdleCluster, gang_level
 from hetero_airflow.matching.gangs.regions import Regions
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import TightFitScorer
@@ -34,9 +33,8 @@ def a_host(id: str, number: int = 2, **labels: str) -> Worker:
 
 
 def a_placer(workers: list[Worker], usage: dict[tuple[str, str], DeviceUsage] | None = None) -> GangPlacer:
-    matcher = Matcher(TightFitScorer())
-    index = WorkerIndex(matcher, Snapshot(1, tuple(workers), usage or {}))
-    return GangPlacer(index, Regions(index.entries), matcher, index.match, EPOCH)
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, tuple(workers), usage or {}))
+    return GangPlacer(index, Regions(index.entries), EPOCH)
 
 
 def requests_for(device: object, members: int, **fields: object) -> list[DeviceRequest]:
@@ -154,21 +152,20 @@ def test_leased_devices_are_not_used() -> None:
 
 
 def test_an_idle_cluster_has_no_leases() -> None:
-    matcher, hosts = (
-        Matcher(TightFitScorer()),
-        (a_host("a"), a_host("b"), a_host("c").model_copy(update={"state": WorkerState.LOST})),
-    )
+    matcher = Matcher(TightFitScorer())
+    hosts = (a_host("a"), a_host("b"), a_host("c").model_copy(update={"state": WorkerState.LOST}))
     index = WorkerIndex(matcher, Snapshot(1, hosts, {("a", "GPU-0"): FULL}))
-    idle = IdleClusterState(index.entries, matcher)
-    assert idle.states == [index.states[1], index.states[1], index.states[2]]
-    assert (sorted(idle.first_workers()), sorted(index.first_workers())) == ([0, 2], [0, 1, 2])
+    idle = IdleCluster(index.entries, matcher)
+    assert [idle.fits_when_idle(requests_for("gpu:2", members)) for members in (2, 3)] == [True, False]
+    assert idle.member_capacity(requests_for("gpu:2", 1)[0].alternatives[0], 9) == 2
+    assert idle.max_members(requests_for("gpu:2", 1)[0].alternatives[0]) == 3
+    assert sorted(index.first_workers()) == [0, 1, 2]
 
 
 def test_placements_between_two_calls_are_taken_in() -> None:
     hosts = [a_host("a"), a_host("b")]
-    matcher = Matcher(TightFitScorer())
-    index = WorkerIndex(matcher, Snapshot(1, tuple(hosts)))
-    placer = GangPlacer(index, Regions(index.entries), matcher, index.match, EPOCH)
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, tuple(hosts)))
+    placer = GangPlacer(index, Regions(index.entries), EPOCH)
     seen = []
     for _ in range(3):
         fit = placer.place(requests_for("gpu", 2))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.packing.demand import (
     DeviceDemand,
-    DeviceDemands,
     FreeCapacity,
     RequestMix,
     accelerator_positions,
@@ -27,6 +26,7 @@ from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_cpu, a_device, a_worker
+from tests.benchmarks.demand_arrays import DeviceDemands
 from tests.benchmarks.fgd import FragmentationMeasure, popular_mix
 from tests.benchmarks.packing_by_amounts import BestFitMeasure, DotProductMeasure, LargestCapacity
 from tests.benchmarks.scoreboard import Scoreboard
@@ -98,7 +98,7 @@ DEMANDS = DeviceDemands.of(
 @given(stocks)
 def test_fragmentation_is_as_in_the_paper(free: FreeCapacity) -> None:
     cut = popular_mix(MIX)
-    on = FragmentationMeasure(MIX).for_shape(a_shape(), DEMANDS)
+    on = FragmentationMeasure(MIX).for_demands(a_shape(), DEMANDS)
     for number, (demand, score) in enumerate(zip(DEMANDS.all[:-1], on.scores(free), strict=True)):
         options = remaining_after(free, demand)
         if not options:
@@ -133,17 +133,15 @@ def test_demands_that_differ_only_in_host_memory_count_as_one() -> None:
 
 
 def test_a_mix_for_another_model_makes_everything_a_fragment() -> None:
-    on = FragmentationMeasure(a_mix(("mi300x", 0, 1.0))).for_shape(
-        a_shape(), DeviceDemands.of([DeviceDemand(1000, 1, 0, 0)])
-    )
-    assert on.scores(FreeCapacity(0, 0, (1000,) * 4)).tolist() == [math.floor(100 / (1 + math.exp(-1)))]
+    on = FragmentationMeasure(a_mix(("mi300x", 0, 1.0))).for_shape(a_shape(), DeviceDemand(1000, 1, 0, 0))
+    assert on.score(FreeCapacity(0, 0, (1000,) * 4)) == math.floor(100 / (1 + math.exp(-1)))
 
 
 @given(stocks)
 def test_best_fit_and_dot_product_follow_their_definitions(free: FreeCapacity) -> None:
     largest = LargestCapacity(16_000, 4000)
     best, dot = (
-        kind(largest).for_shape(a_shape(), DEMANDS).scores(free) for kind in (BestFitMeasure, DotProductMeasure)
+        kind(largest).for_demands(a_shape(), DEMANDS).scores(free) for kind in (BestFitMeasure, DotProductMeasure)
     )
     for demand, by_rest, by_product in zip(DEMANDS.all[:-1], best, dot, strict=True):
         if not remaining_after(free, demand):
@@ -217,25 +215,22 @@ def test_without_cores_the_fill_is_zero_and_with_all_cores_it_is_unlimited() -> 
 def test_a_share_goes_into_a_hole_that_nothing_else_can_use() -> None:
     mix = a_mix(("gpu:0.81", 0, 0.5), ("gpu:0.47", 0, 0.4), ("gpu:0.16", 0, 0.1))
     prices = [0.0 if part < 470 else 0.5 if part < 810 else 1.0 for part in range(1001)]
-    on = ExpectedFillMeasure(mix, prices).for_shape(a_shape(gpus=3), DeviceDemands.of([DeviceDemand(160, 1, 0, 0)]))
-    assert on.part(FreeCapacity(16_000, 64 * GIB, (190, 530, 530)), 0) == 190
+    on = ExpectedFillMeasure(mix, prices).for_shape(a_shape(gpus=3), DeviceDemand(160, 1, 0, 0))
+    assert on.part(FreeCapacity(16_000, 64 * GIB, (190, 530, 530))) == 190
 
 
 def test_a_worker_with_few_cores_gets_a_low_score() -> None:
     mix = a_mix(("gpu", 4, 1.0))
-    on = ExpectedFillMeasure(mix, LINEAR).for_shape(
-        a_shape(gpus=4, cores=16), DeviceDemands.of([DeviceDemand(0, 0, 8000, 0)])
-    )
-    scarce, ample = (on.scores(FreeCapacity(16_000, 64 * GIB, parts))[0] for parts in ((1000,) * 4, (0, 0, 0, 1000)))
+    on = ExpectedFillMeasure(mix, LINEAR).for_shape(a_shape(gpus=4, cores=16), DeviceDemand(0, 0, 8000, 0))
+    scarce, ample = (on.score(FreeCapacity(16_000, 64 * GIB, parts)) for parts in ((1000,) * 4, (0, 0, 0, 1000)))
     assert scarce < ample
 
 
 @given(stocks)
 def test_a_demand_that_does_not_fit_has_no_score(free: FreeCapacity) -> None:
-    demands = DeviceDemands.of(
-        [DeviceDemand(310, 1, 2000, GIB), DeviceDemand(1000, 2, 0, 0), DeviceDemand(0, 0, 3000, 30 * GIB)]
-    )
-    scores = ExpectedFillMeasure(MIX, LINEAR).for_shape(a_shape(), demands).scores(free)
+    demands = [DeviceDemand(310, 1, 2000, GIB), DeviceDemand(1000, 2, 0, 0), DeviceDemand(0, 0, 3000, 30 * GIB)]
+    measure = ExpectedFillMeasure(MIX, LINEAR)
+    scores = [measure.for_shape(a_shape(), demand).score(free) for demand in demands]
     cores, memory, parts = free
     fits = [
         parts[-1] >= 310 and cores >= 2000 and memory >= GIB,

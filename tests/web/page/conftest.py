@@ -15,8 +15,9 @@ from fastapi.testclient import TestClient
 
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.context.dag_edges import DagEdges
+from hetero_airflow.web import fleet_reader
 from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
-from hetero_airflow.web.page import fleet_reader, usage_view
+from hetero_airflow.web.page import usage_view
 from hetero_airflow.web.page.page_routes import PageRoutes
 
 READABLE = {"dag", "weird <script>"}
@@ -37,7 +38,7 @@ def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
         fleet_reader, "read_states", lambda keys, name: {key: states[name] for key in keys if name in states}
     )
     app = FastAPI()
-    app.include_router(PageRoutes(lambda: engine).router())
+    app.include_router(PageRoutes(fleet_reader.FleetReader(lambda: engine)).router())
     app.add_exception_handler(HeteroError, refusal_handler(RefusalLog()))
 
     @contextmanager

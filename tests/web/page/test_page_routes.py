@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from hetero_airflow.contract.progress_file import Progress, ProgressPhase
+from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState

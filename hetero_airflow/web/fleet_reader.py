@@ -1,4 +1,4 @@
-"""Reads the store for the page. Readings and estimates are kept for some seconds and serve all readers."""
+"""Reads the store for all routes. Readings and estimates are kept for some seconds and serve all readers."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from airflow.models.taskinstancekey import TaskInstanceKey
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.contract.progress_file import Progress
+from hetero_airflow.contract.progress import Progress
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import CALL_LIMIT_S, StateCalls, read_states
 from hetero_airflow.executor.explanation.live_snapshot import LiveSnapshots
@@ -17,7 +17,11 @@ from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers, wanted_workers
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.web.page.etags import READINGS_S
+
+READINGS_S = 3
+"""Readings of devices reach the page at most this many seconds late. Until then, they alone do not change an answer.
+
+The store has them when they are 0.6 s old, and until they are 6 s old if their probe takes 0.1 s."""
 
 
 class FleetReader:

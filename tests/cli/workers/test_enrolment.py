@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, select
 
 from hetero_airflow.agent.tokens import hash_secret
-from hetero_airflow.cli.workers.enroll import check_name, enroll_worker
-from hetero_airflow.cli.workers.revoke import revoke_worker
+from hetero_airflow.cli.workers.enrolment import check_name, enroll_worker, revoke_worker
 from hetero_airflow.errors import HeteroError, IdentityError
 from hetero_airflow.store import tables
 

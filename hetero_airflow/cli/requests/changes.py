@@ -1,26 +1,33 @@
-"""The device tasks that a command names: those that wait and those that run."""
+"""``airflow hetero bump``, ``pause``, ``unpause`` and ``cancel``: change waiting tasks, and end running ones too."""
 
+import logging
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from airflow.listeners.listener import get_listener_manager
+from airflow.models.dagbag import DBDagBag
 from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.utils.platform import getuser
 from airflow.utils.session import create_session
-from airflow.utils.state import State
+from airflow.utils.state import State, TaskInstanceState
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
-from hetero_airflow.cli.action import open_store
+from hetero_airflow.cli.action import action, open_store
 from hetero_airflow.cli.output import cell, show
 from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
 from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.executor.explanation.device_text import task_name
+from hetero_airflow.model.request import Priority
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.store.store import QueueChange
+from hetero_airflow.store.store import Pause, PriorityChange, QueueChange
+
+log = logging.getLogger(__name__)
 
 Change = Callable[[PendingRequest], QueueChange]
 
@@ -34,6 +41,119 @@ class Outcome:
     """Follows its name."""
     is_done: bool
     """Whether this is what the command was for."""
+
+
+@action
+def bump(args: Namespace) -> None:
+    """Give waiting tasks the named class, or the next higher one."""
+
+    def changed(pending: PendingRequest) -> PriorityChange:
+        wanted = Priority(args.priority) if args.priority else higher(pending.request.priority)
+        return PriorityChange(pending.id, wanted)
+
+    change_queue(args, "bump", changed, lambda pending: f"waits with the priority {pending.request.priority}")
+
+
+def higher(priority: Priority) -> Priority:
+    """The next higher class; the highest is its own.
+
+    >>> [str(higher(priority)) for priority in Priority]
+    ['urgent', 'urgent', 'high', 'medium']
+    """
+    return tuple(Priority)[max(0, priority.rank - 1)]
+
+
+@action
+def pause(args: Namespace) -> None:
+    """Keep waiting tasks out of placement."""
+    change_queue(args, "pause", lambda pending: Pause(pending.id), paused_text)
+
+
+def paused_text(pending: PendingRequest) -> str:
+    """What the command prints about a paused request.
+
+    >>> from hetero_airflow.testing import a_pending
+    >>> paused_text(a_pending("a", wait_timeout="1h"))
+    'is paused: it gets no devices until `airflow hetero unpause`. Its wait_timeout of 3600 s goes on'
+    """
+    limit_s = pending.request.wait_timeout_s
+    limit_text = "" if limit_s is None else f". Its wait_timeout of {limit_s:g} s goes on"
+    return f"is paused: it gets no devices until `airflow hetero unpause`{limit_text}"
+
+
+@action
+def unpause(args: Namespace) -> None:
+    """Let paused tasks take part in placement again, with their old place by age."""
+    change_queue(
+        args,
+        "unpause",
+        lambda pending: Pause(pending.id, is_paused=False),
+        lambda pending: "waits for its devices",
+    )
+
+
+@action
+def cancel(args: Namespace) -> None:
+    """Mark the named tasks as failed; the executor takes their requests back, and their supervisors end them."""
+    requests = named_requests(args, open_store().snapshot())
+    record_command("cancel", requests)
+    show_outcomes(fail_tasks(requests, getuser()))
+
+
+def fail_tasks(requests: Sequence[PendingRequest], user: str) -> Iterator[Outcome]:
+    """Set each task instance to failed as Airflow's API does, without a retry; one that has ended keeps its state.
+
+    :param user: who cancels them; the note of each task instance names them
+    :raises StoreUnavailable: Airflow's database refuses a change; the tasks before it are cancelled
+    """
+    for pending in requests:
+        try:
+            with create_session() as session:
+                outcome = _fail_task(pending, f"Cancelled by {user} with `airflow hetero cancel`.", session)
+        except SQLAlchemyError as error:
+            asked = f"to cancel {task_name(pending)}"
+            raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run the command again") from error
+        yield outcome
+
+
+def _fail_task(pending: PendingRequest, note: str, session: Session) -> Outcome:
+    instance = session.scalar(
+        select(TaskInstance)
+        .where(
+            TaskInstance.dag_id == pending.dag_id,
+            TaskInstance.run_id == pending.run_id,
+            TaskInstance.task_id == pending.task_id,
+            TaskInstance.map_index == pending.map_index,
+        )
+        .with_for_update(of=TaskInstance)
+    )
+    state = None if instance is None else instance.state
+    if instance is None or state in State.finished:
+        return Outcome(pending, f"has ended already: {state or 'deleted'}", is_done=False)
+    instance.note = f"{instance.note}\n\n{note}" if instance.note else note
+    dag = DBDagBag().get_dag_for_run(instance.get_dagrun(session=session), session)
+    if dag is None or not dag.has_task(pending.task_id):  # Airflow refuses it too; the task still has to end
+        instance.set_state(TaskInstanceState.FAILED, session=session)
+        failed = [instance]
+    else:
+        failed = dag.set_task_instance_state(
+            task_id=pending.task_id,
+            map_indexes=[pending.map_index],
+            run_id=pending.run_id,
+            state=TaskInstanceState.FAILED,
+            session=session,
+        )
+    for task in failed:
+        _tell_listeners(task, note)
+    return Outcome(pending, f"is cancelled: it was {state}, now it has failed", is_done=True)
+
+
+def _tell_listeners(instance: TaskInstance, text: str) -> None:
+    """Call the listeners of other plugins, as the API does. A listener that fails does not undo the cancel."""
+    try:
+        get_listener_manager().hook.on_task_instance_failed(previous_state=None, task_instance=instance, error=text)
+    except Exception:
+        log.exception("A listener has failed")
 
 
 def named_requests(args: Namespace, snapshot: Snapshot) -> list[PendingRequest]:

@@ -16,17 +16,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hetero_airflow.discovery.spot import notices
-from hetero_airflow.discovery.spot.notices import (
+from hetero_airflow.discovery import spot as notices
+from hetero_airflow.discovery.spot import (
     AwsNotices,
     AzureNotices,
     GcpNotices,
     NoticeFile,
     NoticeUnreadable,
+    SpotWatch,
     check_notice_setting,
     notice_source,
 )
-from hetero_airflow.discovery.spot.watch import SpotWatch
 from hetero_airflow.errors import SettingsError
 from tests.silent_server import silent_server
 

@@ -6,10 +6,8 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.workers.devices import holds_here
-from hetero_airflow.cli.workers.drain import drain_report
-from hetero_airflow.cli.workers.enroll import enroll_worker
-from hetero_airflow.cli.workers.forget import forget_worker
-from hetero_airflow.cli.workers.undrain import undrain_report
+from hetero_airflow.cli.workers.drains import drain_report, undrain_report
+from hetero_airflow.cli.workers.enrolment import enroll_worker, forget_worker
 from hetero_airflow.cli.workers.workers import worker_report, workers_json
 from hetero_airflow.errors import HeteroError, StoreError
 from hetero_airflow.executor.explanation.drains import MAX_REASON, Target, drain_hold, find_target, undrain_events

@@ -1,57 +1,28 @@
-"""The task's progress, which it writes to a file in the folder that it shares with its supervisor."""
+"""A task's reports of its progress, in the file that it shares with its supervisor.
+
+A loop of `checkpoint.steps` reports its steps by itself; with `progress` a task does so without such a loop.
+"""
 
 import logging
+import os
 import threading
 import time
 from datetime import datetime
-from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
-
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.clock import Clock
 from hetero_airflow.contract.notice import replace_file
-
-PROGRESS = "progress"
-"""Name of the file in the folder."""
+from hetero_airflow.contract.progress import PROGRESS, Progress, ProgressPhase, read_progress
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.run import MAX_STEPS
+from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.settings import CONTROL_VARIABLE
 
 INTERVAL_S = 1.0
 """The least time between two writes of a step. A checkpoint or a new phase is written at once."""
 
 logger = logging.getLogger(__name__)
-
-
-class ProgressPhase(StrEnum):
-    """What the task does now."""
-
-    STARTING = "starting"
-    """It has loaded its checkpoint, and no step is done yet: compilation, warm-up, the first step."""
-    STEPPING = "stepping"
-    """It runs its steps."""
-    STOPPING = "stopping"
-    """It saves because of a notice."""
-    DONE = "done"
-    """All steps are done and saved."""
-
-
-class Progress(BaseModel):
-    """The progress of a task."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    step: int | None = None
-    """The last finished step, counted from 0; None before the first."""
-    at: AwareDatetime
-    """When this was written."""
-    saved_step: int | None = None
-    """The step of the newest published checkpoint; None without one."""
-    saved_at: AwareDatetime | None = None
-    """When it was published; None also if the next run may not find it, see `CheckpointPlace.is_host_bound`."""
-    phase: ProgressPhase = ProgressPhase.STARTING
-    total: int | None = None
-    """How many steps there are in all; None if the task does not say."""
-    can_save: bool = True
-    """Whether the task can save and end at a notice; False if it only reports its steps."""
 
 
 class ProgressFile:
@@ -120,12 +91,33 @@ class ProgressFile:
         return previous is None or not previous.can_save
 
 
-def read_progress(folder: Path) -> Progress | None:
-    """The progress of the task of this folder; None if it wrote none yet."""
-    try:
-        return Progress.model_validate_json((folder / PROGRESS).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        logger.warning("The progress in %s can't be read: %s", folder, error)
-        return None
+def progress(step: int, total: int | None = None) -> None:
+    """Report that a step has just ended. The scheduler learns from it how fast the task is on each device model.
+
+    Call it after each step, or as often as you like: a call costs a comparison, and a write of 50 us once a second.
+    A loop of `checkpoint.steps` reports by itself, and then this does nothing; so do other ranks than the first, and
+    a process without an executor.
+
+    :param step: its number, counted from 0. If a task begins again, it may be a smaller one
+    :param total: how many steps there are in all; the time that is left is estimated from it
+    :raises RequestError: they are no whole numbers from 0, or the step is not below the total
+
+    >>> from hetero_airflow.runtime import progress
+    >>> for step in range(3):
+    ...     progress(step, total=3)
+    """
+    for name, value in (("step", step), ("total", total)):
+        if isinstance(value, bool) or not ((value is None and name == "total") or isinstance(value, int)):
+            raise RequestError(name, value, found="no whole number", remedy="Give the number as an int, from 0")
+        if value is not None and not 0 <= value <= MAX_STEPS:
+            raise RequestError(name, value, found="a number out of range", remedy=f"Use 0 to {MAX_STEPS}")
+    if total is not None and step >= total:
+        raise RequestError("step", step, found=f"a total of {total}", remedy="Count steps from 0 to below the total")
+    folder = os.environ.get(CONTROL_VARIABLE)
+    if folder and rank() == 0:
+        _file(folder).done(step, total)
+
+
+@lru_cache(maxsize=1)
+def _file(folder: str) -> ProgressFile:
+    return ProgressFile(Path(folder), can_save=False)
