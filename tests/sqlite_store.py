@@ -3,12 +3,16 @@
 import sqlite3
 import weakref
 from functools import cache
+from typing import Any
 
 from sqlalchemy import StaticPool, create_engine
 
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
+
+_COMPILED: dict[Any, Any] = {}
+"""The statements that all these stores have compiled."""
 
 
 @cache
@@ -29,6 +33,7 @@ class SqliteStore(SqlStore):
         self._connection = connection = sqlite3.connect(":memory:", check_same_thread=False)
         connection.deserialize(_empty_tables())
         engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
+        engine = engine.execution_options(compiled_cache=_COMPILED)
         weakref.finalize(self, engine.dispose)
         super().__init__(engine)
         self._seen: tuple[int, Snapshot] | None = None

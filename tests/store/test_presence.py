@@ -24,6 +24,7 @@ from hetero_airflow.store.store import (
     WorkerSeen,
 )
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+from tests.effort import effort, long
 from tests.sqlite_store import SqliteStore
 
 LATER, MUCH_LATER = EPOCH + timedelta(seconds=60), EPOCH + timedelta(days=2)
@@ -286,6 +287,7 @@ class Host(RuleBasedStateMachine):
         assert len(self.processes) <= 1, sorted(self.processes)
 
 
+@long
 def test_no_device_serves_two_tasks_however_a_worker_comes_and_goes():
-    limits = settings(max_examples=500, stateful_step_count=30, deadline=None, derandomize=True)
+    limits = settings(max_examples=effort(60, 500), stateful_step_count=30, deadline=None, derandomize=True)
     run_state_machine_as_test(Host, settings=limits)

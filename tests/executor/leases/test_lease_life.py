@@ -9,11 +9,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.effort import effort, long
 from tests.executor.leases.lease_life import LeaseLife, put_state
 
 
+@long
 def test_whatever_happens_each_run_has_its_own_lease_and_no_other_run_is_stopped():
-    limits = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    limits = settings(max_examples=effort(30, 150), stateful_step_count=40, deadline=None, derandomize=True)
     run_state_machine_as_test(LeaseLife, settings=limits)
 
 
