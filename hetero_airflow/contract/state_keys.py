@@ -47,10 +47,10 @@ class ReportedSpeed(BaseModel):
 class LeaseProgress(BaseModel):
     """The progress of the run under a lease."""
 
-    model_config = ConfigDict(frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+    model_config = ConfigDict(frozen=True)
 
     lease_id: str
     progress: Progress
-    reported_at: AwareDatetime = Field(alias="told_at")
+    reported_at: AwareDatetime
     speed: ReportedSpeed | None = None
     """None in the first minute, and for a task that reports no steps."""

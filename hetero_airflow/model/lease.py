@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from hetero_airflow.errors import InvalidTransition
 
@@ -70,10 +69,8 @@ class Claim:
     A share takes its part of the memory, a whole accelerator all of it. For a CPU, `memory_bytes` is host memory.
     """
 
-    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
-
     device_id: str
-    share_milli: Annotated[int, Field(alias="milli")]
+    share_milli: int
     memory_bytes: int = 0
     cores: tuple[int, ...] = ()
     """Ids of the CPU cores that only this lease may use. The store fills them in when it commits."""

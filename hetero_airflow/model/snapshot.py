@@ -3,9 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated
-
-from pydantic import ConfigDict, Field
 
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
 from hetero_airflow.model.hold import Hold
@@ -21,8 +18,6 @@ MIN_RUN_S = 300.0
 class PendingRequest:
     """A request that waits for a placement, with the facts that order the queue."""
 
-    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
-
     id: str
     request: DeviceRequest
     submitted_at: datetime
@@ -33,7 +28,7 @@ class PendingRequest:
     task_id: str = ""
     map_index: int = -1
     try_number: int = 1
-    attained_service_s: Annotated[Mapping[str, float], Field(alias="served")] = field(default_factory=dict)
+    attained_service_s: Mapping[str, float] = field(default_factory=dict)
     """Device class → seconds for which it held all its devices there before; empty if it never ran."""
     gang: str = ""
     """Requests of one gang are placed all together or not at all; empty for a single request."""
@@ -57,9 +52,7 @@ class PendingRequest:
 class DeviceUsage:
     """The amount of one device that the live leases hold."""
 
-    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
-
-    share_milli: Annotated[int, Field(alias="milli")] = 0
+    share_milli: int = 0
     memory_bytes: int = 0
     last_granted_at: datetime | None = None
 

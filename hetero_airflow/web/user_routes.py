@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
@@ -41,7 +41,7 @@ class WorkerRow(BaseModel):
     labels: dict[str, str]
     runtime: dict[str, str]
     problems: tuple[str, ...]
-    holds: list[str] = Field(serialization_alias="bars")
+    holds: list[str]
     """Why the worker, or a device of it, gets no new task."""
     devices: int
     leasable: int

@@ -136,7 +136,7 @@ def workers_json(
     return [
         {
             **worker.model_dump(mode="json", exclude={"devices"}),
-            "bars": [
+            "holds": [
                 {**asdict(hold), "since": hold.since.isoformat(), "until": hold.until and hold.until.isoformat()}
                 for hold in snapshot.holds_of(worker.id)
             ],

@@ -301,7 +301,7 @@ def test_json_is_the_whole_history():
             "task_id": "r1",
             "map_index": -1,
             "try_number": 1,
-            "served": {},
+            "attained_service_s": {},
             "gang": "",
             "gang_size": 1,
             "is_paused": False,

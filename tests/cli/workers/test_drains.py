@@ -195,7 +195,7 @@ def test_the_workers_table_shows_state_and_reason(store, render):
 
 def test_holds_are_in_the_json_of_workers(store):
     document = workers_json(store.snapshot(), {}, {})
-    assert [worker["bars"] for worker in document] == [
+    assert [worker["holds"] for worker in document] == [
         [
             {
                 "worker_id": "worker-a",

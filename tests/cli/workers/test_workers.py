@@ -114,7 +114,7 @@ def test_json_has_readings_and_leased_amounts():
             "problems": [],
             "boot_id": "",
             "state": "online",
-            "bars": [],
+            "holds": [],
             "last_seen": "2026-01-01T00:00:00+00:00",
             "devices": [
                 device.model_dump(mode="json")
