@@ -240,7 +240,7 @@ def run(files: Sequence[int], arguments: list[str], environment: dict[str, str],
 
 def _use_memory_folder() -> None:
     if MEMORY_FOLDER in os.environ:
-        from hetero_airflow.engines import lease_folders
+        from hetero_airflow.engines.host import lease_folders
 
         lease_folders._MEMORY = Path(os.environ[MEMORY_FOLDER])
 
