@@ -27,7 +27,8 @@ class DeviceRetryPolicy(RetryPolicy):
 
     :param rules: replace those of ``[hetero] recovery_rules``
 
-    >>> policy = DeviceRetryPolicy(parse_rules(""))
+    >>> from hetero_airflow.recovery.rules import DEFAULTS
+    >>> policy = DeviceRetryPolicy(DEFAULTS)
     >>> policy.evaluate(ModuleNotFoundError("No module named 'flash_attn'"), try_number=1, max_tries=3).action.value
     'fail'
     >>> policy.evaluate(KeyError("label"), try_number=1, max_tries=3).action.value

@@ -296,8 +296,8 @@ def test_people_see_workers_devices_and_the_queue(airflow, user_token, speaker, 
     speaker.report()
     speaker.beat(telemetry=(Telemetry(device_id="GPU-0", power_w=70),))
     (worker,) = ask(airflow, "GET", "/workers", user_token).json()["workers"]
-    assert {name: worker[name] for name in ("id", "engine", "state", "devices", "leasable", "bars")} == {
-        "id": "worker-a", "engine": "celery", "state": "online", "devices": 3, "leasable": 3, "bars": [],
+    assert {name: worker[name] for name in ("id", "engine", "state", "devices", "leasable", "holds")} == {
+        "id": "worker-a", "engine": "celery", "state": "online", "devices": 3, "leasable": 3, "holds": [],
     }  # fmt: skip
     assert (datetime.now(UTC) - datetime.fromisoformat(worker["last_seen"])).total_seconds() < 60
     page = ask(airflow, "GET", "/devices", user_token, params={"worker": "worker-a", "offset": 1, "limit": 1}).json()
