@@ -358,10 +358,6 @@ class LocalAirflow:
     def _log_end(self, name: str) -> str:
         return (self.home / f"{name}.log").read_text(errors="replace")[-4000:]
 
-    def runs(self, name: str) -> bool:
-        """Whether a component was started, and not killed since."""
-        return name in self._processes
-
     def pid(self, name: str) -> int:
         """The main process of a component."""
         return self._processes[name].pid

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 NAME = "local"
 
-
 FORK_SERVER_MODULES = "hetero_airflow.engines.fork_server_modules"
 
 

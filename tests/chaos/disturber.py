@@ -124,10 +124,9 @@ class Disturber:
     def _freeze_executor(self, step: Step) -> Any:
         """All processes in which LocalExecutor of a scheduler runs its tasks, also those that have none."""
         name = _pick(self._airflow.schedulers, step.pick, "no scheduler")
-        if not self._airflow.runs(name):
-            raise Skipped("another fault has killed its scheduler")
-        children = psutil.Process(self._airflow.pid(name)).children()
-        workers = [child for child in children if "LocalExecutor" in " ".join(child.cmdline())]
+        with self._alone(name):  # only for a moment: its scheduler may be killed while they are frozen
+            children = psutil.Process(self._airflow.pid(name)).children()
+            workers = [child for child in children if "LocalExecutor" in " ".join(child.cmdline())]
         if not workers:
             raise Skipped("it has no processes")
         with self._alone(*(worker.pid for worker in workers)):

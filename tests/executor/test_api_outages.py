@@ -338,8 +338,8 @@ class TestPlainTasks:
         executor.change_state(key, FAILED)
         executor._take_messages(bench.clock.now())
         bench.beat(1)
-        told = [] if is_sent_back else [(key, "failed", "HeteroExecutor: Airflow has not heard of it for too long")]
-        assert (bench.reports, bench.engine.forgotten, bench.runs.given_up) == (told, [key], {})
+        reports = [] if is_sent_back else [(key, "failed", "HeteroExecutor: Airflow has not heard of it for too long")]
+        assert (bench.reports, bench.engine.forgotten, bench.runs.given_up) == (reports, [key], {})
         assert [call.kwargs for call in send_back.call_args_list] == 3 * [{"even_queued": False}], "it had begun"
         executor._process_ends({key: (FAILED, None)}, bench.clock.now())
         assert executor.get_event_buffer() == {key: (FAILED, None)}, "it is not known here any more"
