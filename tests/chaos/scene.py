@@ -212,9 +212,7 @@ class Scene:
         seed = self.rng.randrange(1 << 30)
         journal = Path(tempfile.mkdtemp(prefix="training-", dir=self.airflow.home)) / "journal.jsonl"
         dag_id = f"train_{store}"
-        run_id = self.airflow.trigger(
-            dag_id, {"journal": str(journal), "steps": steps, "seed": seed, **conf}, PATIENCE_S
-        )
+        run_id = self.airflow.trigger(dag_id, {"journal": str(journal), "steps": steps, "seed": seed, **conf})
         training = Training(self.airflow, dag_id, run_id, journal, seed, steps)
         self.trainings.append(training)
         return training
@@ -259,7 +257,7 @@ class Scene:
 
     def follow_up(self, count: int = 100) -> tuple[list[dict[str, Any]], int]:
         """Run a hundred new tasks. Returns their notes, and how many were lost."""
-        run_id = self.airflow.trigger("fresh", timeout_s=PATIENCE_S)
+        run_id = self.airflow.trigger("fresh")
         uses = self.airflow.home / "uses.jsonl"
         offset = uses.stat().st_size if uses.exists() else 0
         self.airflow.wait_for_run("fresh", run_id, 3 * PATIENCE_S)

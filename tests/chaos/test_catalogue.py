@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.catalogue import ALONE, FAULTS, POSTGRES_ONLY
 from tests.chaos.conftest import BACKEND, NAMES, SEEDS
-from tests.chaos.scene import PATIENCE_S, Injury, Scene, Training, uses_of
+from tests.chaos.scene import Injury, Scene, Training, uses_of
 from tests.chaos.table import Row, Table
 from tests.system.overlaps import overlaps
 
@@ -52,7 +52,7 @@ def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seeds: list[int], f
     for training in trainings:
         training.finish()
     double = overlaps([{**use, **WHOLE} for use in [*noted, *uses_of(trainings)]])
-    scene.airflow.wait_until_freed(PATIENCE_S)
+    scene.airflow.wait_until_freed()
     rows = [
         row_of(scene, *wounded, double_leases=len(double), lost_tasks=lost_tasks, fresh_s=fresh_s)
         for scene, wounded in zip(scenes, struck, strict=True)
