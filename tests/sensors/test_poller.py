@@ -269,3 +269,17 @@ def test_a_fingerprint_that_fails_ends_the_waiters_too(run):
         return again.contents
 
     assert run(scene()) == [1]
+
+
+def test_an_object_that_fails_ends_no_waiter_of_another(run):
+    async def scene():
+        store, poller = polling(good=1)
+        read = store.read
+        store.read = lambda target: read(target) if target == "good" else {}[target]
+        bad, good = Waiter(poller, "bad"), Waiter(poller, "good")
+        await asyncio.sleep(10)
+        store.objects["good"] = 2
+        await asyncio.sleep(10)
+        return type(bad.task.exception()), good.task.done(), good.contents
+
+    assert run(scene()) == (KeyError, False, [1, 2])
