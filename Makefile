@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -82,6 +82,9 @@ bench-overhead: $(VENV)/.installed  ## measure what a device task costs more tha
 
 bench-turns: $(VENV)/.installed  ## measure how long a device is idle between two short tasks while others wait
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_turns.py
+
+bench-stop: $(VENV)/.installed  ## stop a scheduler with running tasks; ROUNDS=20 signals in turns, and what each cost
+	@STOP_ROUNDS='$(or $(ROUNDS),20)' AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -s -m system tests/system/test_stopping.py
 
 bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with GPUs picked by hand, and under leases
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_pools.py

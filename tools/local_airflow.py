@@ -5,7 +5,6 @@ The demo and the system tests use it. It has the settings that `airflow hetero c
 
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from held_port import HeldPort
 from sqlalchemy import NullPool, create_engine
 
@@ -203,6 +203,10 @@ class LocalAirflow:
             process.wait()
             self._killed.append(process.pid)
 
+    def has_ended(self, name: str) -> bool:
+        """Whether the main process of a component has ended."""
+        return self._processes[name].poll() is not None
+
     def revive(self) -> list[str]:
         """Restart the components that ended, as a service manager does; return their names."""
         with self._lock:
@@ -221,15 +225,14 @@ class LocalAirflow:
         for process in workers.values():
             process.terminate()
         for name, process in workers.items():
-            # the scheduler waits for its tasks; the others have nothing to lose
-            _wait_for_group(process, 20 if name in self.schedulers else 3)
+            # the scheduler waits for its tasks to save; the others have nothing to lose
+            _wait_for_session(process, 20 if name in self.schedulers else 3)
         if "api-server" in self._processes:
             self._processes["api-server"].terminate()
-            _wait_for_group(self._processes["api-server"], 5)
+            _wait_for_session(self._processes["api-server"], 5)
         self._processes.clear()
         while self._killed:
-            with suppress(ProcessLookupError):
-                os.killpg(self._killed.pop(), signal.SIGKILL)
+            _kill_session(self._killed.pop())
         self._starter.close()
         while self._ports:
             self._ports.pop().release()
@@ -371,10 +374,25 @@ def _log_line(line: Any) -> str:
     return "\n".join([str(line.get("event", line)), *errors])
 
 
-def _wait_for_group(process: Process, timeout_s: float) -> None:
+def _wait_for_session(process: Process, timeout_s: float) -> None:
     """Wait for a process that was asked to stop, then kill what is left of its session."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill_session(process.pid)
     process.wait()
+
+
+def session_of(leader: int) -> list[psutil.Process]:
+    """The processes of a session, also of one whose leader has ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _kill_session(leader: int) -> None:
+    for process in session_of(leader):
+        with suppress(psutil.Error):
+            process.kill()

@@ -44,6 +44,12 @@ class Progress(BaseModel):
     can_save: bool = True
     """Whether the task can save and end at a notice; False if it only reports its steps."""
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether all steps are saved, and no other follows."""
+        is_last = self.phase in (ProgressPhase.STOPPING, ProgressPhase.DONE)
+        return is_last and self.step is not None and self.saved_step == self.step
+
 
 def read_progress(folder: Path) -> Progress | None:
     """The progress of the task of this folder; None if it wrote none yet."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hetero_airflow.contract.notice import Notice
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from hetero_airflow.engines.kubernetes.engine import Clusters
-    from hetero_airflow.engines.local import ReportPipe
+    from hetero_airflow.engines.local import LocalEngine, ReportPipe
 
 
 class Liveness(StrEnum):
@@ -164,6 +165,8 @@ class AirflowEngine(ABC):
     traits: EngineTraits
     cluster: "Clusters | None" = None
     """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
+    host: "LocalEngine | None" = None
+    """This engine, if its tasks run on the scheduler's host and end with the scheduler."""
     prompt_ends: "ReportPipe | None" = None
     """How the engine tells at once that a task has ended; None if it must be asked."""
 
@@ -187,7 +190,7 @@ class AirflowEngine(ABC):
 
     @abstractmethod
     def end(self) -> dict[Any, tuple[Any, Any]]:
-        """Wait for the running tasks, then stop. Returns the tasks that ended meanwhile."""
+        """Stop. Returns the tasks that had ended. The next scheduler follows those that run on."""
 
     def terminate(self) -> None:
         """Stop without waiting."""
@@ -251,6 +254,9 @@ class AirflowEngine(ABC):
     @abstractmethod
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs. One call looks at all of them."""
+
+    def tell(self, lease_id: str, notice: Notice) -> None:  # noqa: B027  only an engine on the task's host can
+        """Ask the task of a lease to save and end at once, if this engine can. Its supervisor asks it a bit later."""
 
     @abstractmethod
     def signal(self, process: LeasedProcess, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The fork server of `PreloadedLocalExecutor` imports this module when it starts: what its processes have loaded."""
+"""The fork server of `PreloadedExecutor` imports this module when it starts: what its processes have loaded."""
 
 import os
 from importlib import import_module
@@ -6,7 +6,7 @@ from importlib import import_module
 from hetero_airflow.engines.preload import VARIABLE, parse_preload, preload
 
 LOADED = (
-    "airflow.executors.local_executor",
+    "hetero_airflow.engines.host.local_worker",
     "airflow.sdk.execution_time.supervisor",
     "hetero_airflow.supervisor.coordinator",  # this layer knows only its name, as the configuration does
 )

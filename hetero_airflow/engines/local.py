@@ -5,6 +5,9 @@ Only this module knows LocalExecutor's queues and keys, because Airflow 3.4 chan
 
 import ctypes
 import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,14 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from airflow.configuration import conf
-from airflow.executors.local_executor import LocalExecutor, _run_worker
+from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.contract.notice import Notice, give_notice
+from hetero_airflow.contract.progress import Progress, read_progress
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.host.lease_files import LeaseFile, recorded_run, recorded_runs
-from hetero_airflow.engines.host.processes import LeaseRoot, lease_processes, signal_processes
+from hetero_airflow.engines.host.local_worker import run_worker
+from hetero_airflow.engines.host.processes import (
+    LeaseRoot,
+    descendants,
+    is_zombie,
+    lease_processes,
+    signal_pids,
+    signal_processes,
+)
 from hetero_airflow.engines.preload import parse_preload, preload_problem, prepare_environment
 from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
@@ -36,8 +49,54 @@ NAME = "local"
 
 FORK_SERVER_MODULES = "hetero_airflow.engines.fork_server_modules"
 
+_END_S = 2.0
+"""How long a worker process without a task may take to end."""
 
-class PreloadedLocalExecutor(LocalExecutor):
+_POLL_S = 0.05
+
+_LOCK_S = 1.0
+"""A worker process holds the lock of the queue for much less, unless it was stopped or killed then."""
+
+
+class HostExecutor(LocalExecutor):
+    """LocalExecutor, with worker processes that end with their scheduler."""
+
+    _context: Any = multiprocessing
+
+    def _spawn_worker(self) -> None:
+        process = self._context.Process(
+            target=run_worker,
+            kwargs={
+                "scheduler": os.getpid(),
+                "logger_name": self.log.name,
+                "input": self.activity_queue,
+                "output": self.result_queue,
+                "unread_messages": self._unread_messages,
+                "team_conf": self.conf,
+            },
+        )
+        process.start()
+        self.workers[process.pid] = process
+
+    def take_back(self) -> list[Any]:
+        """The workloads that no worker process has begun. None begins one from now on, and each ends after its own."""
+        workloads = []
+        reader, lock = self.activity_queue._reader, self.activity_queue._rlock  # type: ignore[attr-defined]
+        if reader.poll() and lock.acquire(timeout=_LOCK_S):  # an idle worker process holds the lock while it waits
+            while reader.poll():
+                workloads.append(reader.recv())
+            lock.release()
+            with self._unread_messages:
+                self._unread_messages.value -= len(workloads)
+        for _ in self.workers:
+            self.activity_queue.put(None)
+        queued = [*self.queued_tasks.values(), *self.queued_callbacks.values()]
+        self.queued_tasks.clear()
+        self.queued_callbacks.clear()
+        return workloads + queued
+
+
+class PreloadedExecutor(HostExecutor):
     """Takes its worker processes from a fork server, where LocalExecutor forks them from the scheduler.
 
     :param modules: what the fork server imports
@@ -46,7 +105,6 @@ class PreloadedLocalExecutor(LocalExecutor):
     def __init__(self, parallelism: int, team_name: str | None, modules: Sequence[str]) -> None:
         super().__init__(parallelism, team_name)  # type: ignore[no-untyped-call]
         self._modules = tuple(modules)
-        self._context = multiprocessing.get_context("forkserver")
         self._is_preloaded = False
 
     def start(self) -> None:
@@ -61,6 +119,7 @@ class PreloadedLocalExecutor(LocalExecutor):
             super().start()
             return
         prepare_environment(self._modules)
+        self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([FORK_SERVER_MODULES])
         self._make_queues()
         self.workers = {}
@@ -87,23 +146,6 @@ class PreloadedLocalExecutor(LocalExecutor):
             for _ in range(self.parallelism):
                 self._spawn_worker()
         super()._check_workers()  # type: ignore[no-untyped-call]
-
-    def _spawn_worker(self) -> None:
-        if not self._is_preloaded:
-            super()._spawn_worker()  # type: ignore[no-untyped-call]
-            return
-        process = self._context.Process(
-            target=_run_worker,
-            kwargs={
-                "logger_name": self.log.name,
-                "input": self.activity_queue,
-                "output": self.result_queue,
-                "unread_messages": self._unread_messages,
-                "team_conf": self.conf,
-            },
-        )
-        process.start()
-        self.workers[process.pid] = process  # type: ignore[assignment,index]
 
 
 def preload_setting() -> tuple[str, ...]:
@@ -153,10 +195,9 @@ class LocalEngine(AirflowEngine):
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         modules = preload_setting()
         super().__init__(
-            PreloadedLocalExecutor(parallelism, team_name, modules)
-            if modules
-            else LocalExecutor(parallelism, team_name)
+            PreloadedExecutor(parallelism, team_name, modules) if modules else HostExecutor(parallelism, team_name)  # type: ignore[no-untyped-call]
         )
+        self.host = self
         self.prompt_ends = self._reports = ReportPipe(self.executor)
         self._host = get_hostname()
         self._task_timeout = timedelta(seconds=conf.getfloat("scheduler", "task_instance_heartbeat_timeout"))
@@ -340,7 +381,53 @@ class LocalEngine(AirflowEngine):
         is_same = leader is not None and leader.pid == pid and leader.is_running()
         return LeaseRoot(pid, None if is_same else seen_at)
 
+    def tell(self, lease_id: str, notice: Notice) -> None:
+        """Ask the task of a lease to save and end, if it runs here."""
+        run = recorded_run(lease_id)
+        if run is not None and run.control is not None:
+            with suppress(OSError):  # the folder goes when the task ends
+                give_notice(run.control, notice)
+
+    # -- the end of the scheduler --------------------------------------------------------------------------------------
+
+    def take_back(self) -> list[Any]:
+        """Start no task from now on. Returns the keys of those that no worker process has."""
+        self._reports.handed_over.clear()
+        keys = [workload.key for workload in self.executor.take_back() if isinstance(workload, ExecuteTask)]
+        for key in keys:
+            self._unleased.pop(key, None)
+        return keys
+
+    def has_run(self, task_instance_id: str, lease_id: str | None) -> bool:
+        """Whether a run of a task goes on here, or is about to begin, or has its end to report."""
+        run = recorded_run(lease_id) if lease_id is not None else None
+        return (run is not None and run.is_running) or self._has_process(task_instance_id)
+
+    def progress(self, lease_id: str) -> Progress | None:
+        """The progress of the task of a lease, if it runs here and reports any."""
+        run = recorded_run(lease_id)
+        if run is None or run.control is None or run.task is None or not run.task.is_running:
+            return None
+        return read_progress(run.control)
+
+    def terminate_tasks(self) -> None:
+        """Send SIGTERM to the worker processes, which pass it on to their tasks. One whose task has ended ends, too."""
+        signal_pids(self._working(), signal.SIGTERM)
+
+    def has_processes(self) -> bool:
+        """Whether a task of a worker process has processes. Without any, there is only its end to report."""
+        return any(not is_zombie(child) for pid in self._working() for child in descendants(pid))
+
+    def _working(self) -> list[int]:
+        return [pid for pid, process in self.executor.workers.items() if process.is_alive()]
+
     def end(self) -> dict[Any, tuple[Any, Any]]:
-        """Wait for the running tasks, then stop the worker processes. Returns the tasks that ended meanwhile."""
+        """Stop the worker processes, with the tasks that they still have. Returns the tasks that ended meanwhile."""
+        events, until = self.collect(), time.monotonic() + _END_S
+        self.terminate_tasks()
+        while self._working() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        for pid in self._working():
+            signal_pids([*descendants(pid), pid], signal.SIGKILL)
         self.executor.end()
-        return self._take_events()
+        return events | self._take_events()

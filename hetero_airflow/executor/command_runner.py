@@ -262,22 +262,26 @@ class CommandRunner:
     # -- stops and ends ------------------------------------------------------------------------------------------------
 
     def _tell(self, run: Run) -> None:
-        """Through the task state store to the coordinator, which hands it to the task.
+        """At once, where the engine can, and through the task state store to the coordinator, which tells the task.
 
         A task that saves and ends in time reschedules itself. The coordinator stops the process of any other task at
         the end of the grace time. `Reschedule` is for one that it did not stop.
         """
         notice = run.notice
         assert notice is not None
+        self.engine.tell(run.held_lease.id, notice)
         text = LeaseNotice(lease_id=run.held_lease.id, notice=notice).model_dump_json()
         loss = f"{run.key} could not be told to save. It is stopped at {notice.by}"
         self.states.keep((run.key, PREEMPT), partial(write_state, run.key, PREEMPT, text), loss)
 
     def _reschedule(self, run: Run, now: datetime) -> None:
-        assert run.notice is not None
+        assert run.notice is not None or run.end is not None
+        cause = run.notice.cause if run.notice is not None else run.end.cause  # type: ignore[union-attr]
         if self.tasks.reschedule(run.request_id, now, now):
-            log.warning("%s did not end when it was preempted. It is rescheduled by force.", run.key)
-            self.callbacks.note(run.key, f"stopped: {run.notice.cause}. It had not ended in its grace time.")
+            log.warning(
+                "%s had not ended in its grace time. It is stopped, and goes on later with the same try.", run.key
+            )
+            self.callbacks.note(run.key, f"stopped: {cause}. It had not ended in its grace time.")
 
     def _log(self, run: Run, text: str, level: str, now: datetime) -> None:
         if level == "error":

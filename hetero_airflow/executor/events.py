@@ -188,6 +188,12 @@ class GraceOver(NamedTuple):
     """The grace time of a preempted task is over, and also the time of the coordinator to stop it."""
 
 
+class SchedulerStopped(NamedTuple):
+    """This scheduler stops, and the run on its host has had its time."""
+
+    row: TaskProcess
+
+
 class RecoveryDecided(NamedTuple):
     """The recovery rules have decided on a lost run."""
 
@@ -216,5 +222,5 @@ def first_sentence(documented: Any) -> str:
 Event = (
     Read | Adopted | Failed | Dropped | Revoked | Resolved | RequestFound | Reordered | GangChanged | Granted
     | FoundRunning | FoundLeftOver | HandedOver | Answered | Sent | EngineEnded | Watched | ApiAway | HeartbeatLost
-    | LeaseGone | Preempted | GraceOver | RecoveryDecided | Looked | Freed
+    | LeaseGone | Preempted | GraceOver | SchedulerStopped | RecoveryDecided | Looked | Freed
 )  # fmt: skip

@@ -39,6 +39,7 @@ from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.run import Run
 from hetero_airflow.executor.run_index import Runs
+from hetero_airflow.executor.stopping import LocalStop, ignore_later_signals
 from hetero_airflow.executor.store_key import start_recording
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease
@@ -111,6 +112,8 @@ class HeteroExecutor(BaseExecutor):
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers, signer))
         self._key_recording = start_recording(signer.public_key)
         self._starts_threads = True
+        if self._engine.host is not None:
+            ignore_later_signals()
 
     def _use(self, dispatcher: Dispatcher) -> None:
         self._dispatcher, self._store = dispatcher, dispatcher.store
@@ -357,12 +360,17 @@ class HeteroExecutor(BaseExecutor):
         self.log.info("Running: %s", {str(key): run.held_lease.id for key, run in list(self._runs.leased.items())})
 
     def end(self) -> None:
-        """Wait for the running tasks, then free their devices."""
+        """Stop. Tasks of this host save or end in the grace time; other engines leave theirs to the next scheduler."""
         self._end_watch.stop()
+        if self._engine.host is not None:
+            LocalStop(self._dispatcher, self._engine.host, self._take_reports).run()
         self._process_ends(self._engine.end(), self._clock.now())
         self._dispatcher.free_ended(self._clock.now())
         self._dispatcher.close()
         self._dispatcher.free_ended(self._clock.now())  # those whose end was not explained yet
+
+    def _take_reports(self) -> None:
+        self._process_ends(self._engine.collect(), self._clock.now())
 
     def terminate(self) -> None:
         """Stop without waiting."""

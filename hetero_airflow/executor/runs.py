@@ -337,6 +337,13 @@ def force(run: Run, event: events.GraceOver, now: datetime) -> Next:
     return run.phase, [commands.Reschedule()]
 
 
+def stop_with_scheduler(run: Run, event: events.SchedulerStopped, now: datetime) -> Next:
+    """End the run. Airflow schedules the task again with the same try; one that has not begun is still QUEUED."""
+    run.end = End("its scheduler was stopped", has_started=event.row.state != TaskInstanceState.QUEUED)
+    is_running = event.row.state == TaskInstanceState.RUNNING
+    return Phase.OVER if run.lease is None else Phase.ENDING, [commands.Reschedule()] if is_running else []
+
+
 def follow_rules(run: Run, event: events.RecoveryDecided, now: datetime) -> Next:
     """End the run. Where the rules do not send it back, Airflow's retries decide."""
     assert run.end is not None
@@ -432,6 +439,7 @@ TABLE: Mapping[type[Any], Mapping[Phase, Handler]] = {
     events.LeaseGone: dict.fromkeys(LEASED, lose_lease),
     events.Preempted: dict.fromkeys({Phase.HANDED_OVER, Phase.RUNNING}, preempt),
     events.GraceOver: {Phase.STOPPING: force},
+    events.SchedulerStopped: dict.fromkeys({Phase.SENT, *LEASED}, stop_with_scheduler),
     events.RecoveryDecided: dict.fromkeys({Phase.GIVEN_UP, Phase.LOST}, follow_rules),
     events.Looked: {Phase.ENDING: end_lease},
     events.Freed: {Phase.ENDING: forget},

@@ -35,6 +35,7 @@ from hetero_airflow.contract.execution_api import is_outage
 from hetero_airflow.contract.notice import DUMP_SIGNAL
 from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.engines.host.cgroups import oom_kills
+from hetero_airflow.engines.host.processes import start_ticks
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.settings import SECTION, default
@@ -82,7 +83,7 @@ class DeviceCoordinator(BaseCoordinator):
                 target=functools.partial(_run_until_parent_dies, os.getpid(), run.group if run else None),
             )
             if lease and run:
-                run.begin(process.pid)
+                run.begin(process.pid, folder)
                 process.attach_lease(lease, folder, run)
             exit_code = process.wait()
         return self.ExecutionResult(exit_code, process.final_state)
@@ -131,19 +132,25 @@ class DeviceSupervisor(ActivitySubprocess):
         super().send_msg(msg, *args, **kwargs)
 
     def _monitor_subprocess(self) -> None:
-        """Wait until the task has ended. SIGTERM, as from a drained node, is a notice if the task saves checkpoints.
+        """Wait until the task has ended. If it saves checkpoints, SIGTERM and SIGINT are notices.
+
+        A node that is drained sends SIGTERM. Ctrl-C in the terminal of a Celery worker sends SIGINT. Once the task has
+        ended, they end the supervisor: it may wait for the API server for an hour, to report the end.
 
         Airflow's loop waits for the task's sockets. A process that closes them and exits a moment later is not seen to
         have ended before the next heartbeat is due. So the loop waits for the process, too.
         """
-        forward = signal.getsignal(signal.SIGTERM)
+        forward = signal.getsignal(signal.SIGTERM)  # Airflow has the same for SIGINT
 
         def save_first(number: int, frame: FrameType | None) -> None:
+            if start_ticks(self.pid) is None:
+                raise SystemExit(128 + number)
             will_save = self._lease is not None and self._monitor.request_stop()
             if not will_save and callable(forward):
                 forward(number, frame)
 
-        signal.signal(signal.SIGTERM, save_first)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, save_first)
         with suppress(OSError):  # a kernel before 5.3 can't tell
             exited = open(os.pidfd_open(self.pid), "rb", buffering=0)  # noqa: SIM115  the loop closes it
             self.selector.register(exited, selectors.EVENT_READ, (lambda _: False, self.selector.unregister))

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, give_notice
+from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, give_notice, read_notice
 from hetero_airflow.contract.progress import Progress, read_progress
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates
@@ -78,6 +78,7 @@ class TaskMonitor:
         try:
             progress = read_progress(self.folder)
             self._meter.see(progress)
+            self._take_given_notice()
             if is_online:
                 self._pass_notice()
                 self._pass_worker_shutdown(now)
@@ -101,6 +102,12 @@ class TaskMonitor:
             self.log.warning(text, cause=self._notice.cause)
             self.send(number)
 
+    def _take_given_notice(self) -> None:
+        """Note the notice that a scheduler of this host has given the task."""
+        given = read_notice(self.folder) if self._notice is None else None
+        if given is not None:
+            self._note(given, "The task got a notice to save and end. It goes on later, same try")
+
     def _pass_notice(self) -> None:
         if self._notice is not None:
             return
@@ -121,6 +128,9 @@ class TaskMonitor:
 
     def _give(self, notice: Notice, text: str) -> None:
         give_notice(self.folder, notice)
+        self._note(notice, text)
+
+    def _note(self, notice: Notice, text: str) -> None:
         self._notice = notice
         self.log.warning(text, cause=notice.cause, by=notice.by.isoformat(timespec="seconds"))
 

@@ -69,10 +69,10 @@ class RunProcesses:
         self._unended: list[int] = []
         """The processes that could not be ended at the last try."""
 
-    def begin(self, pid: int) -> None:
-        """Note that the task's process has started."""
+    def begin(self, pid: int, control: Path | None = None) -> None:
+        """Note that the task's process has started, and the folder that it shares with its supervisor, if any."""
         self._root = LeaseRoot(pid, None, (), os.getpid(), self._since_ticks, self.group)
-        self._note.begin(pid)
+        self._note.begin(pid, control)
 
     def check(self) -> None:
         """Note which processes are outside of the task's group, and wait for orphans that have ended. Never blocks."""

@@ -55,6 +55,9 @@ def running_airflow(sequence: Sequence, home: Path) -> Iterator[tuple[LocalAirfl
         "AIRFLOW__CORE__PARALLELISM": "12",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+        # a message to a Celery worker dies with it; Airflow sends a plain task again after this time, 600 s by default
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "150",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "10",
         "PYTHONPATH": str(DAGS),
     }
     with contextlib.ExitStack() as stack:

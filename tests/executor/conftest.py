@@ -33,10 +33,10 @@ class StandInEngine:
     """Stands for LocalEngine: it records workloads, and starts no processes."""
 
     def __init__(self):
-        self.started, self.alive, self.signals, self.forgotten = [], {}, [], []
+        self.started, self.alive, self.signals, self.forgotten, self.told = [], {}, [], [], []
         self.slots, self.in_hand = None, set()
 
-    traits, cluster, prompt_ends = LocalEngine.traits, None, None
+    traits, cluster, prompt_ends, host = LocalEngine.traits, None, None, None
 
     def hand_over(self, workload, lease, worker):
         self.started.append(workload)
@@ -61,6 +61,9 @@ class StandInEngine:
             return Liveness.ALIVE
         may_start = use.state == "queued" and (not use.is_ours or use.lease.request_id in self.in_hand)
         return Liveness.UNKNOWN if may_start or use.hostname not in ("", "here") else Liveness.GONE
+
+    def tell(self, lease_id, notice):
+        self.told.append((lease_id, notice))
 
     def signal(self, use, number):
         self.signals.append((use.lease.id, number))

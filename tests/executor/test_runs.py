@@ -39,6 +39,7 @@ from hetero_airflow.executor.events import (
     RequestFound,
     Resolved,
     Revoked,
+    SchedulerStopped,
     Sent,
     Watched,
 )  # fmt: skip
@@ -181,6 +182,7 @@ def events(name):
         st.builds(Watched, ROWS, LIVENESS, YES, CAUSES, st.sampled_from(["", "a quota"])),
         st.builds(LeaseGone, ROWS, st.sampled_from([None, (), (the_lease(name, token=0),)])),
         st.builds(RecoveryDecided, YES),
+        st.builds(SchedulerStopped, ROWS),
         st.builds(Looked, YES, ROWS, LIVENESS),
     )  # fmt: skip
 

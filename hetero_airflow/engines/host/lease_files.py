@@ -50,6 +50,8 @@ class LeaseFile(BaseModel):
     """Leader of the task's process group; None until the process has started."""
     members: tuple[ProcessIdentity, ...] = ()
     """Processes that the supervisor saw below the task, outside of its group."""
+    control: Path | None = None
+    """The folder that the task shares with its supervisor: its progress, and the notice that asks it to stop."""
     group: Path | None = None
     """Folder of the control group of the lease, if it has one."""
     devices: tuple[str, ...] = ()
@@ -139,9 +141,12 @@ class LeaseFileWriter:
         """The control group of the run."""
         return self._content.group
 
-    def begin(self, pid: int) -> None:
-        """Note that the task's process has started. Until that is written, the lease counts as long as this process."""
-        self.update(task=process_identity(pid))
+    def begin(self, pid: int, control: Path | None = None) -> None:
+        """Note that the task's process has started. Until that is written, the lease counts as long as this process.
+
+        :param control: see `LeaseFile`
+        """
+        self.update(task=process_identity(pid), control=control)
 
     def update(self, **changes: object) -> None:
         """Note changes; see the fields of `LeaseFile`. Touches the file if there are none, as `keep` does."""
