@@ -22,6 +22,7 @@ AIRFLOWS = {
     "Edge": ("tests/system/test_edge.py",),
     "outages": ("tests/system/test_outages.py",),
     "preload": ("tests/system/test_preload.py",),
+    "stopping": ("tests/system/test_stopping.py",),
     "killed scheduler": ("tests/metrics/test_killed_scheduler.py",),
     "speeds": ("tests/system/test_learned_speeds.py",),
     "demo": ("tests/tools/test_demo.py",),
