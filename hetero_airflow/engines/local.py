@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -78,22 +78,26 @@ class HostExecutor(LocalExecutor):
         process.start()
         self.workers[process.pid] = process
 
-    def take_back(self) -> list[Any]:
-        """The workloads that no worker process has begun. None begins one from now on, and each ends after its own."""
+    def take_back(self) -> list[ExecuteTask]:
+        """The tasks that no worker process has begun. Each worker process ends after what it has, and the callbacks."""
         workloads = []
         reader, lock = self.activity_queue._reader, self.activity_queue._rlock  # type: ignore[attr-defined]
         if reader.poll() and lock.acquire(timeout=_LOCK_S):  # an idle worker process holds the lock while it waits
             while reader.poll():
                 workloads.append(reader.recv())
             lock.release()
-            with self._unread_messages:
-                self._unread_messages.value -= len(workloads)
+        tasks = [workload for workload in workloads if isinstance(workload, ExecuteTask)]
+        with self._unread_messages:
+            self._unread_messages.value -= len(tasks)
+        for workload in workloads:
+            if not isinstance(workload, ExecuteTask):
+                self.activity_queue.put(workload)
+        tasks += self.queued_tasks.values()
+        self.queued_tasks.clear()
+        self._process_workloads([*self.queued_callbacks.values(), *self.queued_connection_tests.values()])  # type: ignore[no-untyped-call]
         for _ in self.workers:
             self.activity_queue.put(None)
-        queued = [*self.queued_tasks.values(), *self.queued_callbacks.values()]
-        self.queued_tasks.clear()
-        self.queued_callbacks.clear()
-        return workloads + queued
+        return tasks
 
 
 class PreloadedExecutor(HostExecutor):
@@ -393,7 +397,7 @@ class LocalEngine(AirflowEngine):
     def take_back(self) -> list[Any]:
         """Start no task from now on. Returns the keys of those that no worker process has."""
         self._reports.handed_over.clear()
-        keys = [workload.key for workload in self.executor.take_back() if isinstance(workload, ExecuteTask)]
+        keys = [workload.key for workload in self.executor.take_back()]
         for key in keys:
             self._unleased.pop(key, None)
         return keys
@@ -413,6 +417,11 @@ class LocalEngine(AirflowEngine):
     def terminate_tasks(self) -> None:
         """Send SIGTERM to the worker processes, which pass it on to their tasks. One whose task has ended ends, too."""
         signal_pids(self._working(), signal.SIGTERM)
+
+    def has_callbacks(self, task_instance_ids: Collection[str]) -> bool:
+        """Whether a worker process has anything but one of these tasks, such as a callback."""
+        titles = [title for title in self._titles() if title and not title.endswith(b"<idle>")]
+        return any(not any(id_.encode() in title for id_ in task_instance_ids) for title in titles)
 
     def has_processes(self) -> bool:
         """Whether a task of a worker process has processes. Without any, there is only its end to report."""

@@ -70,7 +70,8 @@ class LocalStop:
         """Start nothing more, wait for the grace time at most, and end what is left. Blocks until then.
 
         While the API server answers, any task may end in the grace time. While it does not, no end can be reported, so
-        only tasks that save are waited for. The worker processes and what they wait for are left to `LocalEngine.end`.
+        only tasks that save are waited for, and callbacks, which Airflow does not start again. The worker processes and
+        what they wait for are left to `LocalEngine.end`.
         """
         grace_s = self._commands.grace.total_seconds()
         taken_back = set(self._engine.take_back())
@@ -80,7 +81,8 @@ class LocalStop:
         if here:
             log.warning("%d tasks run here. They have %g s to save or to end. They go on later.", len(here), grace_s)
         until = time.monotonic() + grace_s
-        while any(map(self._is_waited_for, here)) and time.monotonic() < until:
+        ids = [run.request_id for run in here]
+        while (any(map(self._is_waited_for, here)) or self._engine.has_callbacks(ids)) and time.monotonic() < until:
             self._look()
             time.sleep(_POLL_S)
         self._end(here)

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from multiprocessing import Value
+from multiprocessing import Lock, Value
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -262,3 +262,34 @@ def test_a_callback_is_accepted_and_is_no_task(plain_task):
     plain_task.executor.queue_workload = lambda workload, session: None
     plain_task.engine.accept(callback, None)
     assert not plain_task.engine.is_busy_with(SimpleNamespace(key="callback", id="callback", state="queued"))
+
+
+def test_a_scheduler_that_stops_takes_back_the_tasks_that_no_worker_process_has_and_no_callback(plain_task):
+    executor = plain_task.executor
+    executor.workers = {1: SimpleNamespace(is_alive=lambda: True)}
+    ti = SimpleNamespace(key="queued", id="second", priority_weight=1)
+    in_pipe, callback = SimpleNamespace(key="test"), SimpleNamespace(key="callback")
+    executor.activity_queue = PipeOf(plain_task.workload, in_pipe)
+    executor._unread_messages.value = 2
+    executor.queued_tasks["queued"] = ExecuteTask.model_construct(ti=ti)
+    executor.queued_callbacks["callback"] = callback
+    executor._check_workers = lambda: None
+    assert plain_task.engine.take_back() == ["plain", "queued"]
+    assert executor.activity_queue.content == [in_pipe, callback, None]
+    assert (executor._unread_messages.value, executor.queued_tasks, executor.queued_callbacks) == (2, {}, {})
+
+
+class PipeOf:
+    """A queue for this process alone, of what no other process could be sent."""
+
+    def __init__(self, *content):
+        self.content, self._reader, self._rlock = list(content), self, Lock()
+
+    def poll(self):
+        return bool(self.content)
+
+    def recv(self):
+        return self.content.pop(0)
+
+    def put(self, workload):
+        self.content.append(workload)
