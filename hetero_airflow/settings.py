@@ -150,8 +150,8 @@ OPTIONS: tuple[Option, ...] = (
         "grace_s",
         "60",
         "float",
-        "A preempted task has this long to save and end. Then it is stopped, and later goes on from its last "
-        "checkpoint.",
+        "A task that is preempted, or whose scheduler stops on its host, has this long to save and end. Then it is "
+        "stopped, and later goes on from its last checkpoint.",
     ),
     Option(
         "hang_timeout_s",

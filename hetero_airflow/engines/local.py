@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ FORK_SERVER_MODULES = "hetero_airflow.engines.fork_server_modules"
 _END_S = 2.0
 """How long a worker process without a task may take to end."""
 
-_POLL_S = 0.05
+_END_SIGNALS = 4
+"""The second one ends a supervisor whose task has ended."""
 
 _LOCK_S = 1.0
 """A worker process holds the lock of the queue for much less, unless it was stopped or killed then."""
@@ -432,10 +434,12 @@ class LocalEngine(AirflowEngine):
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Stop the worker processes, with the tasks that they still have. Returns the tasks that ended meanwhile."""
-        events, until = self.collect(), time.monotonic() + _END_S
-        self.terminate_tasks()
-        while self._working() and time.monotonic() < until:
-            time.sleep(_POLL_S)
+        events = self.collect()
+        for _ in range(_END_SIGNALS):
+            self.terminate_tasks()
+            until = time.monotonic() + _END_S / _END_SIGNALS
+            while (working := self._working()) and time.monotonic() < until:
+                wait([self.executor.workers[pid].sentinel for pid in working], until - time.monotonic())
         for pid in self._working():
             signal_pids([*descendants(pid), pid], signal.SIGKILL)
         self.executor.end()

@@ -104,6 +104,8 @@ class DeviceSupervisor(ActivitySubprocess):
     """The task instance's `max_tries`."""
     _hung_end: RescheduleTask | None = None
     """A task that hung was stopped and asked to be rescheduled: its message, until the recovery rules have decided."""
+    _is_told_to_end = False
+    """Whether it got SIGTERM or SIGINT."""
     _is_judged = False
     """Whether the rules have decided."""
 
@@ -134,8 +136,8 @@ class DeviceSupervisor(ActivitySubprocess):
     def _monitor_subprocess(self) -> None:
         """Wait until the task has ended. If it saves checkpoints, SIGTERM and SIGINT are notices.
 
-        A node that is drained sends SIGTERM. Ctrl-C in the terminal of a Celery worker sends SIGINT. Once the task has
-        ended, they end the supervisor: it may wait for the API server for an hour, to report the end.
+        A node that is drained sends SIGTERM. Ctrl-C in the terminal of a Celery worker sends SIGINT. A second signal
+        ends a supervisor whose task has ended: it may wait for the API server for an hour, to report the end.
 
         Airflow's loop waits for the task's sockets. A process that closes them and exits a moment later is not seen to
         have ended before the next heartbeat is due. So the loop waits for the process, too.
@@ -143,8 +145,9 @@ class DeviceSupervisor(ActivitySubprocess):
         forward = signal.getsignal(signal.SIGTERM)  # Airflow has the same for SIGINT
 
         def save_first(number: int, frame: FrameType | None) -> None:
-            if start_ticks(self.pid) is None:
+            if self._is_told_to_end and start_ticks(self.pid) is None:
                 raise SystemExit(128 + number)
+            self._is_told_to_end = True
             will_save = self._lease is not None and self._monitor.request_stop()
             if not will_save and callable(forward):
                 forward(number, frame)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, has_notice, read_notice
+from hetero_airflow.contract.notice import DUMP_SIGNAL, Notice, give_notice, has_notice, read_notice
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice
 from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.supervisor.hang_watch import HangWatch
@@ -116,6 +116,16 @@ def test_a_task_that_steps_is_told_to_save_when_its_worker_shuts_down(watch, tmp
     assert (read_notice(tmp_path).cause, read_notice(tmp_path).by) == ("its worker shuts down", EPOCH + GRACE)
     assert (watch.notice, len(log.lines)) == ("its worker shuts down", 1)
     watch.check(EPOCH + GRACE)
+    assert stops == [signal.SIGTERM]
+
+
+def test_a_notice_that_a_scheduler_of_this_host_has_given_needs_no_api_server(watch, tmp_path, states, stops, log):
+    give_notice(tmp_path, Notice(cause="its scheduler stops", by=EPOCH + timedelta(seconds=5)))
+    states.error = ConnectionError("refused")
+    for second in range(2):
+        watch.check(EPOCH + timedelta(seconds=second), is_online=False)
+    assert (watch.notice, len(log.lines), stops) == ("its scheduler stops", 1, [])
+    watch.check(EPOCH + timedelta(seconds=6), is_online=False)
     assert stops == [signal.SIGTERM]
 
 
