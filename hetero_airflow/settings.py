@@ -87,6 +87,14 @@ OPTIONS: tuple[Option, ...] = (
         "send a heartbeat every 5 s, so two of them may get lost.",
     ),
     Option(
+        "wait_for_hardware",
+        "0",
+        "string",
+        "A task waits for this long for hardware that no known worker has, such as 10m in an autoscaled fleet. Its "
+        "wait_timeout can only shorten this. 0: it fails at once. A task for a model that no table and no worker knows "
+        "fails at once in any case.",
+    ),
+    Option(
         "forget_workers_after",
         "7d",
         "string",

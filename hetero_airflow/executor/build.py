@@ -1,6 +1,6 @@
 """Wires the parts of the executor. No other module makes them."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -59,6 +59,7 @@ def make_dispatcher(
     store, engine, tasks, edges, api, callbacks, clock, signer = outside
     scheduler = uuid4().hex  # a restarted scheduler is another one
     states, workers, grace = StateCalls(), KnownWorkers(store), timedelta(seconds=configuration.grace_s)
+    hardware_wait = timedelta(seconds=configuration.wait_for_hardware_s)
     context = PolicyContext(store, configuration, edges)
     recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, states)
     health = HealthWatch(store, HostHealth(configuration.worker_id))
@@ -77,6 +78,10 @@ def make_dispatcher(
     def add_policy_context(snapshot: Snapshot) -> Snapshot:
         return recovery.with_marks(context.add_to(snapshot))
 
+    def hardware_deadline(request_id: str) -> datetime | None:
+        run = runs.of_request(request_id)
+        return None if run is None else run.waiting_task.since + hardware_wait
+
     cycle = Cycle(
         store,
         policy,
@@ -87,6 +92,7 @@ def make_dispatcher(
         policy_context=add_policy_context,
         obstacle=api.placement_obstacle,
         ended_since=tasks.ended_since,
+        hardware_deadline=hardware_deadline,
     )
     housekeeping = Housekeeping(
         store,
@@ -101,7 +107,7 @@ def make_dispatcher(
     )
     dispatcher = Dispatcher(
         runs, observer, commands, cycle, resolver,
-        PlacementChecks(policy, commands.reaches, context, resolver),
+        PlacementChecks(policy, commands.reaches, context, resolver, hardware_wait),
         GangRoster(store, runs, tasks, commands.notify),
         store, engine, tasks, workers, api, context,
         ClusterEvents(store, engine.cluster, callbacks.note),
@@ -109,5 +115,6 @@ def make_dispatcher(
         ContestedDeviceLog(configuration.worker_id),
         health,
         housekeeping,
+        hardware_wait,
     )  # fmt: skip
     return dispatcher

@@ -50,6 +50,7 @@ class Configuration:
     spot_notices: str = ""
     preempt_within_class: bool = True
     patience: bool = True
+    wait_for_hardware_s: float = 0.0
     hang_timeout_s: float = 900.0
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
 
@@ -96,6 +97,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
         "exclude_devices": partial(_text, "exclude_devices"),
         "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
         "spot_notices": _spot_notices,
+        "wait_for_hardware_s": partial(_duration_or_zero_s, "wait_for_hardware"),
         "hang_timeout_s": partial(_positive, "hang_timeout_s"),
     }
 
@@ -179,6 +181,10 @@ def _duration_s(name: str, *, least_s: float) -> float:
     if duration_s < least_s:
         raise SettingsError(option, found=f"{duration_s:g} s", remedy=remedy)
     return duration_s
+
+
+def _duration_or_zero_s(name: str) -> float:
+    return 0.0 if _text(name) == "0" else _duration_s(name, least_s=1.0)
 
 
 def configured_engine() -> Any:

@@ -6,7 +6,7 @@ wait on, and running ones keep their devices, until it answers again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from hetero_airflow.clock import Periods
@@ -34,6 +34,7 @@ from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Refuse, Wait
 from hetero_airflow.scheduling.cycle import Cycle, CycleInterrupted
+from hetero_airflow.scheduling.hardware_wait import refusal_text
 from hetero_airflow.scheduling.pending_events import with_pending_events
 from hetero_airflow.store.store import LeaseMove, RequestWithdrawn, WorkerSeen
 
@@ -60,6 +61,8 @@ class Dispatcher:
     contested_log: ContestedDeviceLog
     health: HealthWatch
     housekeeping: Housekeeping
+    hardware_wait: timedelta
+    """``[hetero] wait_for_hardware``"""
     _decided_at: datetime | None = None
     """When the last cycle ended that had no error."""
     _periods: Periods = field(default_factory=lambda: Periods(alternatives=30, forgotten=10, transitions=5))
@@ -196,7 +199,8 @@ class Dispatcher:
         if isinstance(decision, Wait):
             run.waiting_task.unlogged_wait = decision
         elif isinstance(decision, Refuse) and not self.gangs.shrink(run.waiting_task):
-            text = f"No known worker can ever run this: {decision.reason}. {decision.nearest}"
+            request = run.waiting_task.as_pending().request
+            text = refusal_text(decision, request, self.store.snapshot().workers, self.hardware_wait)
             self.commands.apply([(run, events.Failed(text))], now)
 
     def _withdraw_forgotten(self, now: datetime) -> None:

@@ -16,6 +16,7 @@ from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor import events
 from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run import Run
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
@@ -24,6 +25,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.task_names import TaskNames
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import Policy
+from hetero_airflow.scheduling.hardware_wait import refusal_text, unknown_models
 
 RECHECK = timedelta(seconds=30)
 """A decision may change with time alone: it is made again after this at the latest."""
@@ -33,9 +35,15 @@ class PlacementChecks:
     """The checks that wait. They are not in the store, so no other request competes with them."""
 
     def __init__(
-        self, policy: Policy, reaches: Callable[[str], bool], context: PolicyContext, resolver: RequestResolver
+        self,
+        policy: Policy,
+        reaches: Callable[[str], bool],
+        context: PolicyContext,
+        resolver: RequestResolver,
+        hardware_wait: timedelta,
     ) -> None:
         self._checker = PlacementChecker(policy, reaches)
+        self._hardware_wait = hardware_wait
         self._context = context
         self._resolver = resolver
 
@@ -71,10 +79,21 @@ class PlacementChecks:
         checks = [task.as_pending() for task in tasks]
         for id_, decision in self._checker.decide(checks, snapshot, now).items():
             task = runs[id_].waiting_task
-            if isinstance(decision, Place | Refuse):
+            if isinstance(decision, Place):
                 yield _answered(runs[id_], answer_of(decision))
-            elif isinstance(decision, Wait) and task.may_log_wait(decision, now):
-                task.log_wait(decision, names, now)
+            elif isinstance(decision, Wait):
+                if task.may_log_wait(decision, now):
+                    task.log_wait(decision, names, now)
+            elif (end := self._refusal(task, decision, snapshot, now)) is not None:
+                yield _answered(runs[id_], end)
+
+    def _refusal(self, task: PendingTask, refused: Refuse, snapshot: Snapshot, now: datetime) -> PlacementAnswer | None:
+        """The final answer; None while the check waits for hardware that no known worker has."""
+        request = task.as_pending().request
+        if now < task.since + self._hardware_wait and not unknown_models(request, snapshot.workers):
+            return None
+        problem = refusal_text(refused, request, snapshot.workers, self._hardware_wait)
+        return PlacementAnswer(problem=problem, is_final=True)
 
 
 def _answered(run: Run, answer: PlacementAnswer) -> tuple[Run, events.Event]:
@@ -83,13 +102,10 @@ def _answered(run: Run, answer: PlacementAnswer) -> tuple[Run, events.Event]:
     return run, events.Answered()
 
 
-def answer_of(decision: Place | Refuse) -> PlacementAnswer:
-    """The answer to a check, from the decision that ends its wait."""
-    if isinstance(decision, Place):
-        device_ids = tuple(claim.device_id for claim in decision.claims)
-        return PlacementAnswer(worker_id=decision.worker_id, device_ids=device_ids)
-    text = f"No known worker can ever run this: {decision.reason}. {decision.nearest}"
-    return PlacementAnswer(problem=text, is_final=True)
+def answer_of(place: Place) -> PlacementAnswer:
+    """The answer to a check that could be placed now."""
+    device_ids = tuple(claim.device_id for claim in place.claims)
+    return PlacementAnswer(worker_id=place.worker_id, device_ids=device_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.scheduling.dispatching import LeaseDispatch, Undispatched
+from hetero_airflow.scheduling.hardware_wait import with_hardware_waits
 from hetero_airflow.scheduling.ownership import owned_decisions, with_starter
 from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
 from hetero_airflow.scheduling.reaper import reap
@@ -120,6 +121,7 @@ class Cycle:
     :param starter: the id of this scheduler, which starts the tasks that wait with it
     :param ended_since: (request ids, time) → those of them whose tasks have ended since then. Their leases last until
         their processes are gone, and nothing is preempted for what they give back
+    :param hardware_deadline: request id → until when it waits for a worker that could run it; None: it does not
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Cycle:
         policy_context: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         obstacle: Callable[[], Reason | None] = lambda: None,
         ended_since: Callable[[Collection[str], datetime], Collection[str]] = lambda request_ids, since: (),
+        hardware_deadline: Callable[[str], datetime | None] = lambda request_id: None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -144,6 +147,7 @@ class Cycle:
         self._add_policy_context = policy_context
         self._obstacle = obstacle
         self._ended_since = ended_since
+        self._hardware_deadline = hardware_deadline
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._dispatch = LeaseDispatch(store, engine, preemptor)
         self._unresponsive = UnresponsiveSchedulers()
@@ -208,6 +212,7 @@ class Cycle:
             plan = self._decide_with_ending_leases(plan, snapshot, now)
         gangs = {pending.id: pending.gang for pending in view.snapshot.pending if pending.gang}
         observed = self._unresponsive.observe(plan, view.owned_ids, now)
+        observed = with_hardware_waits(observed, snapshot.pending, view.snapshot.workers, self._hardware_deadline, now)
         return owned_decisions(observed, view.owned_ids, view.slots, gangs, view.obstacle)
 
     def _decide_with_ending_leases(self, plan: Plan, snapshot: Snapshot, now: datetime) -> Plan:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from uuid import UUID, uuid5
@@ -133,7 +134,9 @@ class Key(str):
 class Bench:
     """Everything between Airflow and the store, and handles on both ends."""
 
-    def __init__(self, store=None, *, clock=None, engine=None, tasks=None, policy=None, worker=None):
+    def __init__(
+        self, store=None, *, clock=None, engine=None, tasks=None, policy=None, worker=None, wait_for_hardware_s=0.0
+    ):
         self.clock, self.engine, self.tasks = clock or FakeClock(), engine or StandInEngine(), tasks or StandInTasks()
         self.store = store or SqliteStore()
         if worker is not None:
@@ -141,6 +144,7 @@ class Bench:
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], policy or PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "worker-a")
+        configuration = replace(configuration, wait_for_hardware_s=wait_for_hardware_s)
         self.notes = []
         self.api_problem = None
         self.api = ExecutionApiWatch(lambda: self.api_problem, self.clock)
