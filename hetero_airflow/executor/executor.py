@@ -28,6 +28,7 @@ from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_api.workload_token import renew_token
+from hetero_airflow.executor.airflow_db.audit_log import EVENT, explain_failure
 from hetero_airflow.executor.airflow_db.device_pool import ensure_pool
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
@@ -380,11 +381,11 @@ class HeteroExecutor(BaseExecutor):
 
     def _report(self, key: Any, state: Any, info: Any, is_noted: bool) -> None:
         if is_noted and info:
-            self._note(key, info)
+            explain_failure(key, info)
         self._ends.append((key, TaskInstanceState(state) if state else state, info))
 
     def _note(self, key: Any, text: str) -> None:
-        record = Log(event="hetero_airflow", extra=text, task_instance=key)
+        record = Log(event=EVENT, extra=text, task_instance=key)
         self._task_event_logs.append(record)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._notes.append(record)

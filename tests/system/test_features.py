@@ -41,6 +41,11 @@ def test_a_request_that_nothing_here_can_ever_satisfy_is_refused_at_once_with_th
     assert "No known worker can ever run this" in text
     assert "h100-80gb" in text
     assert "nowhere" in airflow.log_text("impossible", run_id, "bad_template")
+    events = airflow.api("GET", f"/eventLogs?dag_id=impossible&run_id={run_id}")["event_logs"]
+    explained = {event["task_id"]: event["extra"] for event in events if event["event"] == "hetero_airflow"}
+    assert "wait_for_hardware" in explained["refused"]
+    assert "nowhere" in explained["bad_template"]
+    assert [event for event in events if event["event"] == "state mismatch"] == [], "nothing else changed the state"
 
 
 def test_a_held_task_that_a_user_fails_leaves_the_queue(airflow):
