@@ -187,14 +187,20 @@ class Observer:
         return tuple(past_lease for past_lease in history.leases if past_lease.token < lease.token)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:
-        """The last lease of a task instance on a worker that the engine reaches, ended or not; None without one."""
+        """The last lease of a task instance on a known worker, ended or not; None if this engine can have run none.
+
+        A host whose scheduler restarts under a new name is another worker. So any worker may be this host.
+        """
         history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != request_id:
             return None
-        workers = self._workers.current()
-        leases = (lease for lease in history.leases if lease.worker_id in workers)
-        reachable = (lease for lease in leases if self._engine.reaches(workers[lease.worker_id]))
-        return max(reachable, key=lambda lease: lease.token, default=None)
+        workers, is_local = self._workers.current(), self._engine.traits.is_local
+        leases = (
+            lease
+            for lease in history.leases
+            if lease.worker_id in workers and (is_local or self._engine.reaches(workers[lease.worker_id]))
+        )
+        return max(leases, key=lambda lease: lease.token, default=None)
 
     def stopping(self, now: datetime) -> list[RunEvent]:
         """The runs whose grace time is over, and those that a dead scheduler preempted."""

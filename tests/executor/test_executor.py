@@ -300,14 +300,20 @@ def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_ben
     assert followed == [("a", id_)]
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
 def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost_and_not_given_up(
-    bench, executor, make_bench
+    bench, executor, make_bench, is_renamed
 ):
-    """Its scheduler died with it; the next one finds the process gone before Airflow finds the scheduler gone."""
+    """Its scheduler died with it; the next one finds the process gone before Airflow finds the scheduler gone.
+
+    That one may have another host name, as after the restart of a container: the worker of the lease is not its own.
+    """
     id_ = start(bench)
     lease = bench.lease(id_)
     move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
     heir = succeed(executor, bench, make_bench)
+    if is_renamed:
+        heir.engine.reaches = lambda worker: False
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
     heir.beat(5)
