@@ -73,7 +73,7 @@ def check_plain_bytes(value: object, field: str) -> None:
 def _no_size(field: str, value: object, unit: str) -> RequestError:
     meant = _UNIT_NAMES.get(unit.upper(), "" if unit else "GiB")
     number = str(value).removesuffix(unit).strip()
-    hint = f'Did you mean "{number}{meant}"? ' if meant else ""
+    hint = f'Did you mean "{number}{meant}"? ' if meant and number.strip("0.") else ""
     found = "a number without a unit" if not unit else f"the unknown unit {unit!r}" if unit != "?" else "no size"
     return RequestError(field, value, found=found, remedy=f'{hint}Write a size such as "40GiB" or "80GB"')
 

@@ -93,6 +93,9 @@ def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if is_template(list(fields.values())):
         if "device" not in fields:
             raise RequestError("device", None, found="nothing", remedy='Give one, such as "gpu:2"')
+        from hetero_airflow.contract.rendering import check_templates  # Jinja only where there are templates
+
+        check_templates(fields)
         return {"template": fields}
     request = DeviceRequest.parse(fields.pop("device", None), **fields)
     return {"request": request.model_dump(mode="json", exclude_defaults=True)}

@@ -1,11 +1,12 @@
 """Renders device arguments that are Jinja templates. Without limits on time and memory; see `render_process`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
 from hetero_airflow.errors import RequestError, shorten
@@ -18,6 +19,39 @@ _SET = "set:"
 """The key of a mapping that stands for a set in JSON."""
 
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+def check_templates(arguments: Mapping[str, Any]) -> None:
+    """Refuse what is no template, when the DAG file is parsed.
+
+    :raises RequestError: a template has a mistake, or uses a filter that Jinja does not have
+    """
+    for name, value in arguments.items():
+        for text in _texts(value):
+            if problem := _problem(text):
+                remedy = 'Correct the template, such as "{{ params.device }}"'
+                raise RequestError(name, text, found=f"a template with a mistake: {problem}", remedy=remedy)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _texts(item)
+
+
+@lru_cache(maxsize=1024)
+def _problem(template: str) -> str:
+    """What is wrong with a template; empty if it can be rendered."""
+    try:
+        _ENVIRONMENT.compile(template)
+    except TemplateSyntaxError as error:
+        return str(error.message).rstrip(".")
+    return ""
 
 
 def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:
@@ -110,7 +144,7 @@ def _render_text(field: str, template: str, context: Mapping[str, Any]) -> str:
         raise RequestError(
             field,
             template,
-            found=f"a template that fails: {str(error)[:500] or type(error).__name__}",
+            found=f"a template that fails: {str(error)[:500].rstrip('.') or type(error).__name__}",
             remedy="Use params, dag_run, run_id, ds or logical_date",
         ) from error
     if len(text) > MAX_CHARACTERS:

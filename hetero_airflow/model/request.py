@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.device import DeviceWord
-from hetero_airflow.model.devices.names import parse_device
+from hetero_airflow.model.devices.names import MAX_COUNT, parse_device
 from hetero_airflow.model.request_fields import (
     LABELS_DESCRIPTION,
-    MAX_COUNT,
     ArchitectureField,
     ByteRangeField,
     HostMemoryField,

@@ -9,13 +9,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
 
 from hetero_airflow.errors import RequestError, shorten
-from hetero_airflow.model.devices.names import ARCHITECTURES, architecture_of
+from hetero_airflow.model.devices.names import ARCHITECTURES, MAX_COUNT, architecture_of
 from hetero_airflow.model.topology import Topology
 from hetero_airflow.units import ByteRange, check_plain_bytes, parse_bytes
 from hetero_airflow.validation import did_you_mean, first_problem
 
 MAX_REQUIREMENTS = 32
-MAX_COUNT = 4096
 MAX_NAME = 128
 MAX_TEXT = 256
 

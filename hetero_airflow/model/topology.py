@@ -89,7 +89,13 @@ class Topology:
         if word not in _LEVELS:
             remedy = f"{did_you_mean(word, _LEVELS)}{_EXAMPLE}"
             raise RequestError("topology", value, found="no level of a cluster", remedy=remedy)
-        return cls(Level(word), parse_duration_s(budget, "topology") if at else None)
+        if not at:
+            return cls(Level(word))
+        try:
+            return cls(Level(word), parse_duration_s(budget, "topology"))
+        except RequestError as error:
+            found = f'{error.found} after the "@"'
+            raise RequestError("topology", value, found=found, remedy=error.remedy) from None
 
     def __str__(self) -> str:
         return self.level.value if self.budget_s is None else f"{self.level}@{_duration_text(self.budget_s)}"

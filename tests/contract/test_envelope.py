@@ -44,6 +44,22 @@ def test_templates_are_kept_for_later():
     assert unpack_request({ENVELOPE_KEY: packed}, -1) == {"device": "{{ params.device }}", "labels": {"zone": "a"}}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field", "problem"),
+    [
+        ({"device": "{{ params.x"}, "device", "unexpected end of template"),
+        ({"device": ["gpu", "{{ params.x }"]}, "device", "unexpected '}'"),
+        ({"device": "gpu", "labels": {"zone": "{{ zone | no_filter }}"}}, "labels", "No filter named 'no_filter'"),
+        ({"device": "gpu", "topology": "{% if x %}numa"}, "topology", "Unexpected end of template"),
+    ],
+)
+def test_a_template_with_a_mistake_is_refused_when_the_file_is_parsed(arguments, field, problem):
+    with pytest.raises(RequestError, match=problem) as caught:
+        pack_request([arguments])
+    assert caught.value.field == field
+    assert ".." not in str(caught.value)
+
+
 @pytest.mark.parametrize("value", ["{{ x }}", {"a": ["{% if x %}"]}, {"gpu", "{{ x }}"}])
 def test_a_template_is_seen_at_any_depth(value):
     assert is_template(value)

@@ -123,6 +123,10 @@ class Unprintable:
         ({"device": "gpu:1.5"}, "device", "Give a whole number of devices"),
         ({"device": "gpu:nan"}, "device", "Give a whole number of devices"),
         ({"device": "gpu:٣"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:1000000000000"}, "device", "Ask for fewer devices"),
+        ({"device": " gpu : 2 "}, "device", 'Did you mean "gpu:2"?'),
+        ({"device": "nvidia / a100: 2"}, "device", 'Did you mean "nvidia/a100:2"?'),
+        ({"device": "a1000:2"}, "device", 'Did you mean "a100"?'),
         ({"device": "gpu:5000"}, "count", "Give a whole number from 1 to 4096"),
         ({"device": "gpu:2:3"}, "device", 'Write it as "gpu:2"'),
         ({"device": "amd/mig-1g.10gb"}, "device", "Only NVIDIA has MIG"),
@@ -217,6 +221,16 @@ def test_an_error_names_the_field_the_value_and_a_valid_form(
     assert remedy in caught.value.remedy
     assert len(caught.value.value) <= 80
     assert len(str(caught.value)) < 700
+
+
+def test_a_number_above_the_limit_and_a_topology_are_shown_as_they_were_typed() -> None:
+    with pytest.raises(RequestError, match="found 1000000000000 devices, above the limit of 4096"):
+        parse("gpu:1000000000000")
+    with pytest.raises(RequestError, match=r"^topology='rack@soon' can't be used; found no duration after the \"@\""):
+        parse("gpu", topology="rack@soon")
+    with pytest.raises(RequestError) as caught:
+        parse("gpu", quota={"memory": "0"})
+    assert "Did you mean" not in str(caught.value), "0GiB would be refused, too"
 
 
 def test_a_ready_request_takes_no_other_argument() -> None:

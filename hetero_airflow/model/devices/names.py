@@ -203,6 +203,8 @@ _SEVERAL = re.compile(r"\s*(?:[,;|&+]|\bor\b|\band\b)\s*")
 _COUNT_FIRST = re.compile(r"(?P<count>[0-9]{1,4})\s*[x×*:]?\s*(?P<device>[a-z].*)")
 _COUNT_LAST = re.compile(r"(?P<device>[a-z][a-z0-9/._-]*?)\s*(?:[x×*=@(\[]|\s)\s*(?P<count>[0-9]{1,4})\s*[)\]]?")
 MAX_TEXT = 256
+MAX_COUNT = 4096
+"""Devices or cores of one request."""
 DEVICE_REMEDY = 'Write it as "gpu:2" or "nvidia/a100:1"'
 
 
@@ -428,6 +430,9 @@ def _no_device(text: str) -> RequestError:
 
 def _guesses(words: str) -> Iterator[str]:
     """What a text of another tool's grammar may mean, the likeliest first."""
+    close = re.sub(r"\s*([:/])\s*", r"\1", words)
+    if close != words and _DEVICE_TEXT.fullmatch(close):  # gpu : 2
+        yield close
     domain, slash, resource = words.partition("/")
     if slash and "." in domain:  # a Kubernetes resource: nvidia.com/gpu:1
         name, colon, count = resource.partition(":")
@@ -556,6 +561,11 @@ def _read_quantity(text: str, word: str, quantity: str | None) -> dict[str, obje
         return {"count": int(quantity)}
     if _SHARE.fullmatch(quantity) and float(quantity) > 0:
         return {"share": float(quantity)}
+    if quantity != quantity.strip():
+        raise _no_device(text)
+    if quantity.isdecimal() and int(quantity) > MAX_COUNT:
+        found = f"{quantity[:40]} devices, above the limit of {MAX_COUNT}"
+        raise RequestError("device", text, found=found, remedy="Ask for fewer devices")
     model = quantity.strip()[:64]
     hint = f'Did you mean "{known_vendors(model)[0]}/{model}"? ' if known_vendors(model) else ""
     remedy = f'{hint}Give a whole number of devices ("{word}:2") or a share of one below 1 ("gpu:0.5")'

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from hetero_airflow.errors import TraceError, shorten
+from hetero_airflow.model.devices.names import MAX_COUNT
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.simulator.traces.files import (
     MAX_NUMBER,
     MAX_TEXT,

@@ -24,8 +24,8 @@ from functools import cache
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
+from hetero_airflow.model.devices.names import MAX_COUNT
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.simulator.cluster import simulated_worker
 from hetero_airflow.simulator.traces.files import Row, csv_rows, find_file, trace_folder, unique

@@ -15,8 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
+from hetero_airflow.model.devices.names import MAX_COUNT
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.simulator.traces.files import Row, csv_rows, trace_folder
 from hetero_airflow.simulator.workload import Job, Workload
 
