@@ -123,10 +123,12 @@ class DeviceOperator(BaseOperator):
                 "is not wanted, leave out the argument pool, also in default_args: the default is the pool %s.",
                 self.pool, pool,
             )  # fmt: skip
-        if in_environment is not None:
-            self.log.info("Device: %s", lease)
-        elif lease is not None:
-            self.log.info("Device: %s (bound by the operator; a coordinator would bind it before parsing)", lease)
+        if lease is not None:
+            waited = "" if lease.waited_s is None else f". The task waited {lease.waited_s:g} s for it"
+            bound = (
+                "" if in_environment is not None else " (bound by the operator; a coordinator binds it before parsing)"
+            )
+            self.log.info("Device: %s%s%s", lease, bound, waited)
         else:
             self.log.warning(
                 "This task has no device lease, because HeteroExecutor did not place it. It runs on all visible "

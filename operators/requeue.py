@@ -52,9 +52,9 @@ def requeued_by_rules(context: Context, log: Any) -> Iterator[None]:
     """
     try:
         yield
-    except _INTENDED_EXCEPTIONS:
+    except (*_INTENDED_EXCEPTIONS, Stopped):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if has_preemption_notice():
             raise
         decision = _recovery_decision(error, context)
@@ -65,7 +65,7 @@ def requeued_by_rules(context: Context, log: Any) -> Iterator[None]:
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=decision.delay_s)) from None
 
 
-def _recovery_decision(error: Exception, context: Context) -> Any:
+def _recovery_decision(error: BaseException, context: Context) -> Any:
     ti: Any = context["ti"]
     lease = current_lease() if LEASE_VARIABLE in os.environ else None
     failure = failure_of(evidence_of(error), lease, ti.max_tries, datetime.now(UTC))

@@ -96,6 +96,8 @@ class TaskLease(BaseModel):
     """None for a task without a gang."""
     is_remote: bool = False
     """Whether the next run of the task can be on another host."""
+    waited_s: float | None = None
+    """How long the task waited for it; None if no scheduler placed it."""
     grant: str = ""
     """The signed parts of the lease's `Grant`, packed; empty if the scheduler signs nothing."""
 

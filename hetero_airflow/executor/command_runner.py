@@ -232,6 +232,7 @@ class CommandRunner:
                 "alternative": task.original_number(lease.alternative),
                 "gang": gang_of(lease, self.store.snapshot(), self.workers.current()) if task.member else None,
                 "is_remote": not self.engine.traits.is_local,
+                "waited_s": round(task.waited_s(self.clock.now()), 1),
                 "grant": grant.pack(),
             }
         )
@@ -247,7 +248,7 @@ class CommandRunner:
             self.engine.cluster.follow(run.key, run.held_lease)
 
     def record_placed(self, now: datetime | None = None) -> None:
-        """Write into the tasks' logs and state stores where they were placed.
+        """Write into the tasks' state stores and traces where they were placed.
 
         :param now: wait until the oldest placement is `SETTLING_TIME` old, so as not to compete with its start
         """
@@ -255,7 +256,6 @@ class CommandRunner:
             return
         placed, self._placed = self._placed, []
         for task, lease, at in placed:
-            write_task_log(task.workload.log_path, f"Placed after {task.waited_s(at):.1f} s on {lease}", at)
             self.spans.end_wait(task.workload.ti, lease, task.since, at)
         self.tasks.record_leases(((task.workload, lease) for task, lease, _ in placed), self.states)
 

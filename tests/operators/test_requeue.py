@@ -1,6 +1,7 @@
 """A task that got a notice is scheduled again, however it ends."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
@@ -10,6 +11,7 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.notice import Notice, Stopped, give_notice
 from hetero_airflow.errors import RequestError, SettingsError
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.operators.requeue import requeued_by_rules
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.testing import EPOCH, a_signer, a_task_lease
@@ -62,6 +64,16 @@ def test_a_task_that_ends_well_after_a_notice_has_ended_well(notified_control):
 def test_a_task_that_exits_with_another_code_is_not_taken_as_stopped(notified_control):
     with pytest.raises(SystemExit):
         run(raising(SystemExit(1)))
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), RuntimeError("my own fault")])
+def test_the_log_of_a_task_that_fails_or_exits_names_the_rule(control, error):
+    lines = []
+    log = SimpleNamespace(warning=lambda text, *values: lines.append(text % values))
+    with pytest.raises(type(error)), requeued_by_rules({"ti": AnInstance()}, log):
+        raise error
+    (line,) = lines
+    assert line.endswith("by the rule for unknown.")
 
 
 def test_a_signal_stops_a_task_that_has_a_notice_and_no_other(control):

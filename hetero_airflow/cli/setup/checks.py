@@ -265,12 +265,10 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
         parallelism = 0
     if parallelism <= 0:
         return Finding(subject, str(value), "Set it to a number above 0", "no executor starts")
-    accelerators = sum(
-        device.leasable and device.kind != "cpu"
-        for worker in (snapshot.workers if snapshot else ())
-        if worker.state is WorkerState.ONLINE
-        for device in worker.devices
-    )
+    online = [worker for worker in (snapshot.workers if snapshot else ()) if worker.state is WorkerState.ONLINE]
+    if not online:
+        return Finding(subject, f"{parallelism}; no worker has reported its devices yet")
+    accelerators = sum(device.leasable and device.kind != "cpu" for worker in online for device in worker.devices)
     found = f"{parallelism}, for {count(accelerators, 'accelerator')}"
     if parallelism < accelerators:
         cost = f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle"

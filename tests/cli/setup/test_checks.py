@@ -138,7 +138,7 @@ def test_parallelism_must_let_every_accelerator_work():
     )
     subject = "[core] parallelism"
     assert check_parallelism("2", snapshot) == Finding(subject, "2, for 2 accelerators")
-    assert check_parallelism("1", None) == Finding(subject, "1, for 0 accelerators")
+    assert check_parallelism("1", None) == Finding(subject, "1; no worker has reported its devices yet")
     assert check_parallelism("1", snapshot) == Finding(
         subject,
         "1, for 2 accelerators",
