@@ -35,7 +35,8 @@ demo: $(DEMO)  ## boot Airflow, retrain a model on the best device here, say why
 up: $(DEMO)  ## leave an Airflow with the example DAGs running until Ctrl-C
 	@$(RUN) tools/up.py
 
-docs: $(DOCS)  ## build the documentation into build/docs, and check its links
+docs: $(DOCS)  ## write docs/reference, build the documentation into build/docs, and check its links
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' COLUMNS=100 $(RUN) tools/docs_site.py
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo 'Open build/docs/index.html'
 

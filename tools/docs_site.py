@@ -1,10 +1,9 @@
-"""A hook of mkdocs: the start page is the README, and the reference is written from the code at each build."""
+"""A hook of mkdocs: the start page is the README. As a program: writes the pages of docs/reference from the code."""
 
 import ast
 import inspect
 import json
 import re
-from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,31 @@ from mkdocs.structure.files import File, Files
 from hetero_airflow import errors, policies
 from hetero_airflow.cli.commands import get_commands
 from hetero_airflow.executor.housekeeping import emit_demand
+from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.model.arguments import arguments_schema
 from hetero_airflow.model.devices.names import known_products, other_names
-from hetero_airflow.settings import OPTIONS, SECTION
+from hetero_airflow.settings import OPTIONS, SECTION, default
 
 ROOT = Path(__file__).resolve().parents[1]
+MARK = "<!-- written by `make docs` -->"
+QUEUE = default("queue")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that no file holds; mkdocs calls this."""
-    for path, text in generated_pages().items():
-        files.append(File.generated(config, path, content=text))
+    """Add the page that no file in docs/ holds; mkdocs calls this."""
+    files.append(File.generated(config, "index.md", content=start_page()))
     return files
 
 
-def generated_pages() -> dict[str, str]:
-    """Path in the site → text of each page that is not a file in docs/."""
-    return {
-        "index.md": with_links((ROOT / "README.md").read_text()),
+def start_page() -> str:
+    """The README with links to the pages that it names."""
+    return with_links((ROOT / "README.md").read_text())
+
+
+def reference_pages() -> dict[str, str]:
+    """Path in docs/ → text of each page that is written from the code."""
+    pages = {
         "reference/requests.md": requests_page(),
         "reference/models.md": models_page(),
         "reference/settings.md": settings_page(),
@@ -43,6 +48,7 @@ def generated_pages() -> dict[str, str]:
         "reference/metrics.md": metrics_page(),
         "reference/errors.md": errors_page(),
     }
+    return {path: f"{text}\n\n{MARK}\n" for path, text in pages.items()}
 
 
 def with_links(readme: str) -> str:
@@ -131,11 +137,21 @@ def type_text(part: Mapping[str, Any]) -> str:
 def settings_page() -> str:
     """The options of the section [hetero], from `settings.py`."""
     rows = [(f"`{o.name}`", o.type, f"`{o.default}`" if o.default else "", o.description) for o in OPTIONS]
+    engines = {s: f" (engine `{engine}`)" for engine in ("kubernetes",) for s in recommendations(QUEUE, engine)}
+    common = recommendations(QUEUE)
+    of_airflow = [
+        (f"`[{s.section}] {s.option}`{'' if s in common else engines[s]}", f"`{s.value}`", s.cost, s.others)
+        for s in (*common, *(s for s in engines if s not in common))
+    ]
     return "\n\n".join(
         (
             f"# Settings: the section [{SECTION}]",
             f"Write them in `airflow.cfg`, or as environment variables: `AIRFLOW__{SECTION.upper()}__POLICY=fifo`.",
             table(("option", "type", "default", "meaning"), rows),
+            "## Settings of Airflow",
+            "`airflow hetero config --env` prints these. They are global: they count for all DAGs. "
+            "`airflow hetero config --check` shows which are missing.",
+            table(("option", "value", "without it", "what it does to tasks without a device request"), of_airflow),
         )
     )
 
@@ -144,16 +160,16 @@ def commands_page() -> str:
     """The commands, from the parser of Airflow's command line."""
     parts = ["# Commands"]
     for command in get_commands()[0].subcommands:
-        parts += [f"## {command.name}", f"{command.help}.", f"```text\n{usage(command.name, command.args)}\n```"]
+        parts += [f"## {command.name}", f"`airflow hetero {command.name}`: {command.help}."]
+        parts += [table(("argument", "meaning"), map(argument_row, command.args))] if command.args else []
     return "\n\n".join(parts)
 
 
-def usage(name: str, args: Iterable[Arg]) -> str:
-    """What `--help` prints of the arguments."""
-    parser = ArgumentParser(f"airflow hetero {name}", add_help=False)
-    for arg in args:
-        arg.add_to_parser(parser)
-    return parser.format_help().strip()
+def argument_row(arg: Arg) -> tuple[str, str]:
+    """What `--help` prints of an argument, which depends on Python's version there."""
+    choices = arg.kwargs.get("choices")
+    text = arg.kwargs.get("help") or ""
+    return ", ".join(f"`{flag}`" for flag in arg.flags), f"{text} ({', '.join(choices)})" if choices else text
 
 
 def policies_page() -> str:
@@ -199,3 +215,9 @@ def errors_page() -> str:
             table(("error", "is a", "meaning"), [(name, base, text.split("\n\n")[0]) for name, base, text in rows]),
         )
     )
+
+
+if __name__ == "__main__":
+    for path, text in reference_pages().items():
+        (ROOT / "docs" / path).parent.mkdir(exist_ok=True)
+        (ROOT / "docs" / path).write_text(text)

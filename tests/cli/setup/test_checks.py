@@ -31,7 +31,7 @@ DRIVER = "[database] sql_alchemy_conn"
 
 
 def test_a_setting_that_differs_says_what_to_set_and_what_it_costs():
-    recommendation = Recommendation("workers", "interval", "1", "a device idles")
+    recommendation = Recommendation("workers", "interval", "1", "a device idles", "nothing")
     settings = [Setting(recommendation, current, "1") for current in ("5", None, "1")]
     assert list(check_settings(settings)) == [
         Finding("[workers] interval", "5", "Set it to 1", "a device idles"),

@@ -13,9 +13,9 @@ from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH as EXECUTO
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
 
 SETTINGS = (
-    Setting(Recommendation("core", "executor", "x", "tasks run unplaced"), None, "x"),
-    Setting(Recommendation("sdk", "a", '{"50%": "it\'s"}', "it is slow"), None, '{"50%": "it\'s"}'),
-    Setting(Recommendation("sdk", "b", "1", "it is slower"), "1", "1"),
+    Setting(Recommendation("core", "executor", "x", "tasks run unplaced", "nothing"), None, "x"),
+    Setting(Recommendation("sdk", "a", '{"50%": "it\'s"}', "it is slow", "nothing"), None, '{"50%": "it\'s"}'),
+    Setting(Recommendation("sdk", "b", "1", "it is slower", "nothing"), "1", "1"),
 )
 NOTES = """\
 # The executor creates the pool devices\\n of device tasks at its first start.
