@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError
+from jinja2 import StrictUndefined, TemplateSyntaxError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
 from hetero_airflow.errors import RequestError, shorten
@@ -46,12 +46,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _problem(template: str) -> str:
-    """What is wrong with a template; empty if it can be rendered."""
+    """What is wrong with a template; empty if nothing is found. Computes nothing of it: Jinja's compiler would."""
     try:
-        _ENVIRONMENT.compile(template)
+        tree = _ENVIRONMENT.parse(template)
     except TemplateSyntaxError as error:
         return str(error.message).rstrip(".")
-    return ""
+    except RecursionError:  # it is nested deeply: the process that renders it has limits
+        return ""
+    unknown = (node.name for node in tree.find_all(nodes.Filter) if node.name not in _ENVIRONMENT.filters)
+    return next((f"no filter named {name!r}" for name in unknown), "")
 
 
 def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:

@@ -49,7 +49,7 @@ def test_templates_are_kept_for_later():
     [
         ({"device": "{{ params.x"}, "device", "unexpected end of template"),
         ({"device": ["gpu", "{{ params.x }"]}, "device", "unexpected '}'"),
-        ({"device": "gpu", "labels": {"zone": "{{ zone | no_filter }}"}}, "labels", "No filter named 'no_filter'"),
+        ({"device": "gpu", "labels": {"zone": "{{ zone | no_filter }}"}}, "labels", "no filter named 'no_filter'"),
         ({"device": "gpu", "topology": "{% if x %}numa"}, "topology", "Unexpected end of template"),
     ],
 )
@@ -58,6 +58,13 @@ def test_a_template_with_a_mistake_is_refused_when_the_file_is_parsed(arguments,
         pack_request([arguments])
     assert caught.value.field == field
     assert ".." not in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' * 30000000000 }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"])
+def test_no_template_is_computed_when_the_file_is_parsed(template):
+    """Jinja's compiler computes constants. What is found only then is left to the process that renders it."""
+    arguments = {"device": template}
+    assert pack_request([arguments])["requests"] == [{"template": arguments}]
 
 
 @pytest.mark.parametrize("value", ["{{ x }}", {"a": ["{% if x %}"]}, {"gpu", "{{ x }}"}])
