@@ -48,13 +48,12 @@ def _texts(value: Any) -> Iterator[str]:
 def _problem(template: str) -> str:
     """What is wrong with a template; empty if nothing is found. Computes nothing of it: Jinja's compiler would."""
     try:
-        tree = _ENVIRONMENT.parse(template)
+        names = {node.name for node in _ENVIRONMENT.parse(template).find_all(nodes.Filter)}
     except TemplateSyntaxError as error:
         return str(error.message).rstrip(".")
     except RecursionError:  # it is nested deeply: the process that renders it has limits
         return ""
-    unknown = (node.name for node in tree.find_all(nodes.Filter) if node.name not in _ENVIRONMENT.filters)
-    return next((f"no filter named {name!r}" for name in unknown), "")
+    return next((f"no filter named {name!r}" for name in sorted(names - _ENVIRONMENT.filters.keys())), "")
 
 
 def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:

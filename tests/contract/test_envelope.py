@@ -60,7 +60,11 @@ def test_a_template_with_a_mistake_is_refused_when_the_file_is_parsed(arguments,
     assert ".." not in str(caught.value)
 
 
-@pytest.mark.parametrize("template", ["{{ 'x' * 30000000000 }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"])
+NESTED = ["{{ " + opening * depth + "1" + closing * depth + " }}" for depth in (20, 40, 80, 160, 320, 640, 5000)
+          for opening, closing in ("()", "[]", ("-", ""), ("1 + (", ")"))]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", ["{{ 'x' * 30000000000 }}", *NESTED], ids=lambda text: f"{len(text)}{text[3:6]}")
 def test_no_template_is_computed_when_the_file_is_parsed(template):
     """Jinja's compiler computes constants. What is found only then is left to the process that renders it."""
     arguments = {"device": template}
