@@ -171,6 +171,7 @@ class DeviceSupervisor(ActivitySubprocess):
         """As in Airflow; ends what the task left behind at once, since it may keep the sockets of the task open."""
         exit_code: int | None = super()._check_subprocess_exit(*args, **kwargs)
         if exit_code is not None and self._lease is not None:
+            self._monitor.see_end()
             self._run.end()
         return exit_code
 

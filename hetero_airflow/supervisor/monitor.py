@@ -23,6 +23,8 @@ from hetero_airflow.supervisor.speed_meter import SpeedMeter
 
 _REPORT_EVERY_S = 5.0
 
+_PREEMPTED = "Preempted: the task gets a notice to save and end. It goes on later, same try"
+
 _KILL_AFTER = timedelta(seconds=5)
 """The time between SIGTERM and SIGKILL."""
 
@@ -103,10 +105,13 @@ class TaskMonitor:
             self.send(number)
 
     def _take_given_notice(self) -> None:
-        """Note the notice that a scheduler of this host has given the task."""
         given = read_notice(self.folder) if self._notice is None else None
         if given is not None:
-            self._note(given, "The task got a notice to save and end. It goes on later, same try")
+            self._note(given, _PREEMPTED)
+
+    def see_end(self) -> None:
+        """The task has ended, perhaps because of a notice that a scheduler of this host has just given."""
+        self._notice = self._notice or read_notice(self.folder)
 
     def _pass_notice(self) -> None:
         if self._notice is not None:
@@ -119,7 +124,7 @@ class TaskMonitor:
         except ValidationError:
             return
         if received.lease_id == self.lease_id:
-            self._give(received.notice, "Preempted: the task gets a notice to save and end. It goes on later, same try")
+            self._give(received.notice, _PREEMPTED)
 
     def _pass_worker_shutdown(self, now: datetime) -> None:
         if self._is_ending and self._notice is None:

@@ -217,3 +217,9 @@ def test_a_task_that_only_reports_its_steps_is_not_asked_to_save(tmp_path, state
     for _ in range(40):
         watch.check(clock.advance(1))
     assert (watch.hung_s, watch.notice, has_notice(tmp_path)) == (None, None, False)
+
+
+def test_a_notice_after_which_the_task_ends_at_once_explains_the_end(watch, tmp_path):
+    give_notice(tmp_path, Notice(cause="its scheduler stops", by=EPOCH))
+    watch.see_end()
+    assert watch.notice == "its scheduler stops"

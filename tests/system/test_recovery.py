@@ -52,7 +52,8 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     assert result["first"] <= saved + 1
     log = airflow.log_text("saving", run_id, "saving")
-    assert "Preempted: the task gets a notice to save and end" in log
+    assert "Preempted: the task has stopped (stopped on request (assignment: " in log
+    assert "a task of another DAG has the priority urgent, this task has low" in log
     assert f"Going on after step {result['first'] - 1} of {STEPS}" in log
     causes = [text for text in audit(airflow, "saving") if text.startswith("preempted: ")]
     assert causes
