@@ -275,13 +275,14 @@ class CommandRunner:
         self.states.keep((run.key, PREEMPT), partial(write_state, run.key, PREEMPT, text), loss)
 
     def _reschedule(self, run: Run, now: datetime) -> None:
-        assert run.notice is not None or run.end is not None
-        cause = run.notice.cause if run.notice is not None else run.end.cause  # type: ignore[union-attr]
+        if run.end is not None:
+            cause = run.end.cause
+        else:
+            assert run.notice is not None
+            cause = f"{run.notice.cause}. It had not ended in its grace time"
         if self.tasks.reschedule(run.request_id, now, now):
-            log.warning(
-                "%s had not ended in its grace time. It is stopped, and goes on later with the same try.", run.key
-            )
-            self.callbacks.note(run.key, f"stopped: {cause}. It had not ended in its grace time.")
+            log.warning("%s is stopped, and goes on later with the same try: %s.", run.key, cause)
+            self.callbacks.note(run.key, f"stopped: {cause}.")
 
     def _log(self, run: Run, text: str, level: str, now: datetime) -> None:
         if level == "error":

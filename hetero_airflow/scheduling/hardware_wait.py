@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from hetero_airflow.model.devices.names import known_products, known_vendors, matches_model, model_tokens
 from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
-from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.validation import did_you_mean
@@ -64,15 +64,11 @@ def _waiting_instead(decisions: Iterable[Decision], ends: dict[str, datetime]) -
 
 def unknown_models(request: DeviceRequest, workers: Iterable[Worker]) -> tuple[str, ...]:
     """The models of a request if neither a table nor a worker knows any of them; empty otherwise."""
-    known = {tokens for worker in workers for device in worker.devices if (tokens := model_tokens(device.model))}
-
-    def is_known(alternative: Alternative) -> bool:
-        model = alternative.model
-        return model is None or bool(known_vendors(model)) or any(matches_model(model, tokens) for tokens in known)
-
-    if any(map(is_known, request.alternatives)):
+    models = tuple(dict.fromkeys(alternative.model for alternative in request.alternatives if alternative.model))
+    if any(alternative.model is None for alternative in request.alternatives) or any(map(known_vendors, models)):
         return ()
-    return tuple(dict.fromkeys(str(alternative.model) for alternative in request.alternatives))
+    seen = map(model_tokens, {device.model for worker in workers for device in worker.devices})
+    return () if any(matches_model(model, tokens) for tokens in seen for model in models) else models
 
 
 def refusal_text(refused: Refuse, request: DeviceRequest, workers: Iterable[Worker], limit: timedelta) -> str:

@@ -85,6 +85,7 @@ def test_without_the_api_server_only_tasks_that_save_are_waited_for(bench, host)
     assert host.waited_s < 1
     assert not bench.store.snapshot().leases
     assert bench.reports == []
+    assert [text for _, text in bench.notes if "stopped" in text] == ["stopped: its scheduler was stopped."] * 2
 
 
 def test_with_the_api_server_each_task_may_end_in_the_grace_time(bench, host):

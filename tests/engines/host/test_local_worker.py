@@ -18,6 +18,7 @@ import signal, sys, time
 from airflow.executors.local_executor import LocalExecutor
 from hetero_airflow.engines.local import HostExecutor, PreloadedExecutor
 
+signal.signal(signal.SIGTERM, lambda *_: None)  # as that of Airflow's scheduler in its children
 executor = PreloadedExecutor(3, None, ["json"]) if sys.argv[1] == "preloaded" else HostExecutor(3)
 executor.start()
 signal.signal(signal.SIGINT, signal.SIG_IGN)

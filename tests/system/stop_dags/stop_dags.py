@@ -16,19 +16,6 @@ def note(name, text):
         file.write(f"{text}\n")
 
 
-class Count:
-    """The steps that were done."""
-
-    def __init__(self):
-        self.steps = []
-
-    def state_dict(self):
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state):
-        self.steps = list(state["steps"])
-
-
 def hold(name):
     """Save nothing, and go on until the test lets it end."""
     note(name, os.getpid())
@@ -42,12 +29,11 @@ with DAG("stopped", schedule=None, default_args={"retries": 0}):
     def saves(number):
         from hetero_airflow.runtime import checkpoint
 
-        state = Count()
-        for step in checkpoint.steps(STEPS, every=10 * STEPS, state={"count": state}):
+        for step in checkpoint.steps(STEPS, every=10 * STEPS, state={"steps": []}):
             note(f"saves-{number}", step)
-            state.steps.append(step)
+            checkpoint.state["steps"].append(step)
             time.sleep(0.2)
-        return state.steps
+        return checkpoint.state["steps"]
 
     saves.expand(number=[0, 1])
     DevicePythonOperator.partial(task_id="holds", python_callable=hold, device="gpu").expand(
