@@ -68,13 +68,15 @@ chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" ENGINE=loca
 	  CHAOS_SCHEDULERS='$(SCHEDULERS)' CHAOS_STEPS='$(STEPS)' CHAOS_REPLAY='$(REPLAY)' \
 	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -s tests/chaos
 
-lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-linter)
+lint: $(VENV)/.installed  ## ruff, mypy, basedpyright, and the layers of the house (import-linter)
 	@echo '== ruff check'
 	@$(RUN) -m ruff check .
 	@echo '== ruff format --check'
 	@$(RUN) -m ruff format --check .
 	@echo '== mypy'
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) -m mypy
+	@echo '== basedpyright'
+	@$(VENV)/bin/basedpyright --pythonpath $(VENV)/bin/python
 	@echo '== import-linter'
 	@$(VENV)/bin/lint-imports
 

@@ -5,8 +5,9 @@ of the two accelerators. Without one, start Airflow with
 ``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
-from airflow.sdk import dag, task
+from airflow.sdk import dag
 
+from hetero_airflow.operators import task
 from hetero_airflow.runtime import current_lease
 
 

@@ -4,9 +4,9 @@ Without an accelerator, start Airflow with
 ``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
-from airflow.sdk import dag, task
+from airflow.sdk import dag
 
-from hetero_airflow.operators import DevicePythonOperator
+from hetero_airflow.operators import DevicePythonOperator, task
 from hetero_airflow.runtime import current_lease
 
 

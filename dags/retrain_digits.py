@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param, dag
 from airflow.sdk.exceptions import AirflowSkipException
 
 from hetero_airflow.errors import NoLeaseError
+from hetero_airflow.operators import task
 from hetero_airflow.runtime import current_lease, torch_device
 
 HOME = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser()

@@ -9,8 +9,9 @@ Without a GPU, start Airflow with
 
 import time
 
-from airflow.sdk import dag, task
+from airflow.sdk import dag
 
+from hetero_airflow.operators import task
 from hetero_airflow.runtime import current_lease
 
 

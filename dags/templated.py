@@ -6,8 +6,9 @@ Without an accelerator, start Airflow with
 ``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param, dag
 
+from hetero_airflow.operators import task
 from hetero_airflow.runtime import current_lease
 
 

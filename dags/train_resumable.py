@@ -17,8 +17,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import Param, dag, task
+from airflow.sdk import Param, dag
 
+from hetero_airflow.operators import task
 from hetero_airflow.runtime import checkpoint, torch_device
 from hetero_airflow.sensors import CheckpointSensor
 

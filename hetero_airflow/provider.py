@@ -23,7 +23,8 @@ def get_provider_info() -> dict[str, Any]:
         "db-managers": ["hetero_airflow.executor.db_manager.HeteroDBManager"],
         "cli": ["hetero_airflow.cli.commands.get_commands"],
         "task-decorators": [
-            {"name": "device", "class-name": "hetero_airflow.operators.decorator.device_task"},
+            {"name": name, "class-name": f"hetero_airflow.operators.decorator.{name}_task"}
+            for name in ("device", "device_bash", "torchrun")
         ],
         "config": {
             SECTION: {

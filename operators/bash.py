@@ -1,15 +1,20 @@
 """A shell command on devices."""
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import Context
 
+from hetero_airflow.contract.operator_keywords import BashKeywords
 from hetero_airflow.contract.task_lease import current_lease
-from hetero_airflow.operators.device import DeviceOperator
+from hetero_airflow.operators.device import DeviceOperator, DeviceTaskKeywords
 from hetero_airflow.runtime.visible_devices import lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
+
+
+class DeviceBashKeywords(DeviceTaskKeywords, BashKeywords, total=False):
+    """The keywords of a shell command on devices."""
 
 
 class DeviceBashOperator(DeviceOperator, BashOperator):
@@ -22,6 +27,10 @@ class DeviceBashOperator(DeviceOperator, BashOperator):
     >>> DeviceBashOperator(task_id="smi", bash_command="nvidia-smi -i $CUDA_VISIBLE_DEVICES", device="nvidia")
     <Task(DeviceBashOperator): smi>
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, task_id: str, bash_command: str, **kwargs: Unpack[DeviceBashKeywords]) -> None: ...
 
     def get_env(self, context: Context) -> dict[str, Any]:
         """The environment variables of the command."""

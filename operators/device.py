@@ -2,23 +2,29 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
-from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request, read_lease
+from hetero_airflow.contract.envelope import ENVELOPE_KEY, pack_request, read_lease
 from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run
+from hetero_airflow.contract.operator_keywords import OperatorKeywords
+from hetero_airflow.contract.signatures import takes, unknown_keyword
 from hetero_airflow.contract.task_lease import current_lease
-from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
+from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
 from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import LEASE_VARIABLE
+
+
+class DeviceTaskKeywords(OperatorKeywords, DeviceArguments, total=False):
+    """All keywords of a device task, except its id."""
 
 
 class DeviceOperator(BaseOperator):
@@ -47,39 +53,30 @@ class DeviceOperator(BaseOperator):
     is_one_training: ClassVar[bool] = False
     """Whether the tasks of a gang are ranks of one training, with one place for its checkpoints."""
 
+    @takes(DeviceArguments)
     def __init__(
         self,
         *,
-        device: DeviceArgument,
-        quota: Quota | None = None,
-        runtime: Mapping[str, str] | None = None,
-        driver: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        topology: str | None = None,
-        spot: bool | None = None,
-        priority: PriorityName | None = None,
-        wait_timeout: Duration | None = None,
-        patience: bool | None = None,
-        gang: int | str | None = None,
-        checkpoint: Checkpointing | None = None,
         retry_policy: RetryPolicy | None = None,
         executor: str | None = None,
         executor_config: dict[str, Any] | None = None,
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, spot, priority, wait_timeout, patience)
-        given = dict(zip(ARGUMENTS, values, strict=True))
+        given = {name: kwargs.pop(name, None) for name in DeviceArguments.__annotations__}
         defaults = device_task_defaults()
-        super().__init__(
-            executor=executor or defaults.get("executor"),
-            executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
-            pool=pool or defaults.get("pool"),
-            retry_policy=retry_policy or DeviceRetryPolicy(),
-            **kwargs,
-        )
-        self.gang = parse_gang(gang)
-        self.checkpoint = CheckpointArguments.parse(checkpoint)
+        try:
+            super().__init__(
+                executor=executor or defaults.get("executor"),
+                executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
+                pool=pool or defaults.get("pool"),
+                retry_policy=retry_policy or DeviceRetryPolicy(),
+                **kwargs,
+            )
+        except TypeError as error:
+            raise unknown_keyword(type(self), kwargs) or error from error
+        self.gang = parse_gang(given["gang"])
+        self.checkpoint = CheckpointArguments.parse(given["checkpoint"])
 
     def execute(self, context: Context) -> Any:
         """Run the wrapped operator with the lease bound to this process."""

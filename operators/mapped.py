@@ -26,7 +26,7 @@ _OPERATORS = {
     "PythonOperator": "DevicePythonOperator(device=...) or @task.device(device=...)",
     "_PythonDecoratedOperator": "@task.device(device=...)",
     "BashOperator": "DeviceBashOperator(device=...)",
-    "_BashDecoratedOperator": "DeviceBashOperator(device=...)",
+    "_BashDecoratedOperator": "@task.device_bash(device=...)",
     "KubernetesPodOperator": "DevicePodOperator(device=...)",
 }
 """Airflow's operator → ours for it."""

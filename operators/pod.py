@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
-from airflow.sdk import Context, RetryPolicy
+from airflow.sdk import Context
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
@@ -23,6 +23,7 @@ from hetero_airflow.checkpoints.configured import ENDPOINT_VARIABLE
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import is_template
+from hetero_airflow.contract.operator_keywords import PodKeywords
 from hetero_airflow.engines.kubernetes.claims.claim_client import ClaimClient
 from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
@@ -59,7 +60,7 @@ def named_quota() -> Iterator[None]:
     except ApiException as error:
         if error.status != 403 or "exceeded quota" not in str(error.body):
             raise
-        message = str(json.loads(error.body)["message"])
+        message = str(json.loads(error.body or "")["message"])
         failure = AirflowException(f"The cluster's quota refuses the pod: {message}")
         failure.evidence = Evidence(start_problem=message)  # type: ignore[attr-defined]
         raise failure from error
@@ -115,6 +116,7 @@ class DevicePodOperator(KubernetesPodOperator):
     def __init__(
         self,
         *,
+        task_id: str,
         device: Any,
         quota: Any = None,
         runtime: Any = None,
@@ -127,15 +129,15 @@ class DevicePodOperator(KubernetesPodOperator):
         dra: bool = False,
         kueue_queue: str | None = None,
         schedule_timeout_seconds: int | None = None,
-        retry_policy: RetryPolicy | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[PodKeywords],
     ) -> None:
         kwargs.setdefault("xcom_sidecar_container_security_context", _OF_SIDECAR)
         super().__init__(
+            task_id=task_id,
             schedule_timeout_seconds=schedule_timeout_seconds,
-            retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
         )
+        self.retry_policy = self.retry_policy or DeviceRetryPolicy()
         self._restricts_pod = kwargs.get("security_context") != {}
         self.device = device
         self.quota = quota
@@ -267,7 +269,7 @@ class DevicePodOperator(KubernetesPodOperator):
     def _last_warning(self, pod: Any) -> str:
         """The last warning about a pod. Only there the cluster tells that it can't make the pod's claim."""
         try:
-            events = self.pod_manager.read_pod_events(pod).items
+            events = self.pod_manager.read_pod_events(pod).items or ()
         except (ApiException, AirflowException):
             return ""
         return next((event.message or "" for event in reversed(events) if event.type == "Warning"), "")

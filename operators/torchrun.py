@@ -4,19 +4,20 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from airflow.sdk import Context
 from airflow.sdk.configuration import conf
+from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 
 from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.contract.task_lease import TaskLease, current_lease
 from hetero_airflow.engines.host.cgroups import oom_kills
 from hetero_airflow.errors import HeteroError, RequestError
-from hetero_airflow.operators.device import DeviceOperator
+from hetero_airflow.operators.device import DeviceOperator, DeviceTaskKeywords
 from hetero_airflow.operators.gang_rendezvous import RendezvousMember, joined_rendezvous
 from hetero_airflow.operators.rank_group import (
     RankGroup,
@@ -46,6 +47,14 @@ _POLL_INTERVAL_S = 0.2
 
 _CURED_BY_FEWER = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
 """Failures that one device may cause, so that fewer processes on the other devices may succeed."""
+
+
+class TorchrunKeywords(DeviceTaskKeywords, total=False):
+    """The keywords of a torchrun task, except its id and what it runs."""
+
+    processes: int | str | None
+    max_restarts: int
+    env: Mapping[str, str] | XComArg | None
 
 
 class TorchrunOperator(DeviceOperator):
@@ -88,6 +97,7 @@ class TorchrunOperator(DeviceOperator):
     def __init__(
         self,
         *,
+        task_id: str,
         script: str | None = None,
         module: str | None = None,
         args: Any = (),
@@ -95,9 +105,9 @@ class TorchrunOperator(DeviceOperator):
         max_restarts: int = 3,
         env: Any = None,
         node_rank: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[DeviceTaskKeywords],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(task_id=task_id, **kwargs)
         if (script is None) == (module is None):
             found = "neither a script nor a module" if script is None else f"also the module {module!r}"
             raise RequestError("script", script, found=found, remedy="Give either script= or module=")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowException, AirflowRescheduleException
@@ -11,6 +11,7 @@ from airflow.triggers.base import StartTriggerArgs
 
 from hetero_airflow.checkpoints.index import Index
 from hetero_airflow.contract.local_run import is_local_run
+from hetero_airflow.contract.operator_keywords import SensorKeywords
 from hetero_airflow.errors import CheckpointStoreUnavailable
 from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
 from hetero_airflow.sensors.checkpoint_source import CheckpointSource, WatchedCheckpoint, parse_watched_url
@@ -51,6 +52,7 @@ class CheckpointSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
+        task_id: str,
         of_task: str,
         of_dag: str | None = None,
         run_id: str | None = None,
@@ -63,9 +65,9 @@ class CheckpointSensor(BaseSensorOperator):
         complete: bool = False,
         url: str | None = None,
         deferrable: bool = True,
-        **kwargs: Any,
+        **kwargs: Unpack[SensorKeywords],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(task_id=task_id, **kwargs)
         self.of_task = of_task
         self.of_dag = of_dag or "{{ ti.dag_id }}"
         self.run_id = run_id or "{{ run_id }}"

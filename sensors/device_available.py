@@ -11,21 +11,35 @@ Rejected: a device task that is really placed and ends at once. It would take de
 might preempt others.
 """
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
-from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY
+from hetero_airflow.contract.envelope import ENVELOPE_KEY
 from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run, requested
+from hetero_airflow.contract.operator_keywords import SensorKeywords
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
+from hetero_airflow.contract.signatures import takes, unknown_keyword
 from hetero_airflow.errors import DeviceUnavailable, RequestError
-from hetero_airflow.model.arguments import DeviceArgument, PriorityName, Quota
+from hetero_airflow.model.arguments import PlacementConditions, RequestedDevice
 from hetero_airflow.model.plan import Place
+
+
+class _Stated(RequestedDevice, PlacementConditions, total=False):
+    """The keywords that the sensor's constructor reads itself."""
+
+    timeout: timedelta | float | None
+    executor: str | None
+    executor_config: dict[str, Any] | None
+    pool: str | None
+
+
+class DeviceSensorKeywords(SensorKeywords, RequestedDevice, PlacementConditions, total=False):
+    """The keywords of the sensor, except its id."""
 
 
 class DeviceAvailableSensor(BaseSensorOperator):
@@ -34,17 +48,9 @@ class DeviceAvailableSensor(BaseSensorOperator):
     Uses no device and no worker while it waits, and reserves nothing: another task may take the devices first. A device
     task waits by itself and needs no sensor. Use the sensor to choose between tasks, or to start something else.
 
-    The request has the arguments of `hetero_airflow.operators.DeviceOperator`. The sensor waits at most `timeout`, and
-    fails at once if no known worker could ever satisfy the request.
+    The request has the arguments of `hetero_airflow.operators.DeviceOperator`, from `device` to `priority`. The sensor
+    waits at most `timeout`, and fails at once if no known worker could ever satisfy the request.
 
-    :param device: the devices: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
-    :param quota: count, share, memory, cpus, host_memory
-    :param runtime: software → version specifier
-    :param driver: version specifier of the driver
-    :param labels: label → value of the worker
-    :param topology: nvlink or numa of the devices; host, rack or site of a gang
-    :param spot: False: never on a worker with the label ``hetero/spot``, whose machine may be taken back
-    :param priority: urgent, high, medium or low
     :raises RequestError: when the DAG file is parsed, if the arguments are no valid request
 
     >>> DeviceAvailableSensor(task_id="room", device="a100:8", timeout=3600)
@@ -54,33 +60,18 @@ class DeviceAvailableSensor(BaseSensorOperator):
     is_placement_check: ClassVar[bool] = True
     """Read by `hetero_airflow.operators.mapped`."""
 
-    def __init__(
-        self,
-        *,
-        device: DeviceArgument,
-        quota: Quota | None = None,
-        runtime: Mapping[str, str] | None = None,
-        driver: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        topology: str | None = None,
-        spot: bool | None = None,
-        priority: PriorityName | None = None,
-        timeout: timedelta | float | None = None,
-        executor: str | None = None,
-        executor_config: dict[str, Any] | None = None,
-        pool: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        values = (device, quota, runtime, driver, labels, topology, spot, priority, timeout, False)
-        given = dict(zip(ARGUMENTS, values, strict=True))
-        defaults = device_task_defaults()
-        super().__init__(
-            executor=executor or defaults.get("executor"),
-            executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_placement_check([given])},
-            pool=pool or defaults.get("pool"),
-            timeout=timeout,
-            **kwargs,
-        )
+    @takes(_Stated)
+    def __init__(self, *, task_id: str, **keywords: Unpack[DeviceSensorKeywords]) -> None:
+        others: dict[str, Any] = {**keywords}
+        given = {name: others.pop(name, None) for name in ("device", *PlacementConditions.__annotations__)}
+        packed = pack_placement_check([{**given, "wait_timeout": others.get("timeout"), "patience": False}])
+        others["executor_config"] = {**(others.get("executor_config") or {}), ENVELOPE_KEY: packed}
+        for name, value in device_task_defaults().items():
+            others[name] = others.get(name) or value
+        try:
+            super().__init__(task_id=task_id, **others)
+        except TypeError as error:
+            raise unknown_keyword(type(self), others) or error from error
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """The executor's answer, which came with the task. In a local run, that of the policy on this machine.

@@ -47,13 +47,13 @@ Content = TypeVar("Content", covariant=True)
 class PolledSource(Protocol[Target, Content]):
     """What the poller reads. Both methods are called in threads and may block."""
 
-    def fingerprint(self, target: Target) -> Hashable | None:
+    def fingerprint(self, target: Target, /) -> Hashable | None:
         """A value that shows a change without a request. Equal values mean no change.
 
         `ABSENT` if the object does not exist; None if only a request can show that.
         """
 
-    def read(self, target: Target) -> Content | None:
+    def read(self, target: Target, /) -> Content | None:
         """The object now, by one request; None if there is none. Equal objects mean no change.
 
         :raises CheckpointStoreUnavailable: the store does not answer; the poller reads it again

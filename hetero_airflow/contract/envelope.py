@@ -13,14 +13,13 @@ from pydantic import ValidationError
 
 from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.errors import RequestError
+from hetero_airflow.model.arguments import RequestConditions
 from hetero_airflow.model.gang import GangSize, parse_gang
 from hetero_airflow.model.request import DeviceRequest
 
 ENVELOPE_KEY = "hetero"
 
-ARGUMENTS = (
-    "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "patience",
-)  # fmt: skip
+ARGUMENTS = ("device", *RequestConditions.__annotations__)
 """The arguments of a device operator that `DeviceRequest.parse` reads."""
 
 _NO_GANG = GangSize()

@@ -10,14 +10,15 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
 from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
 
-PriorityName = Priority | Literal["urgent", "high", "medium", "low"]
+PriorityName = SkipJsonSchema[Priority] | Literal["urgent", "high", "medium", "low"]
 """How urgent a request is; ``medium`` by default."""
 
-Duration = float | str | timedelta
+Duration = float | str | SkipJsonSchema[timedelta]
 """Seconds, a timedelta, or a text such as ``2h``."""
 
 Size = int | str
@@ -65,53 +66,81 @@ class Checkpointing(TypedDict, total=False):
 
 
 DeviceArgument = (
-    str | DeviceOption | Sequence[str | DeviceOption | Alternative] | AbstractSet[str] | Alternative | DeviceRequest
+    str
+    | DeviceOption
+    | Sequence[str | DeviceOption | SkipJsonSchema[Alternative]]
+    | SkipJsonSchema[AbstractSet[str]]
+    | SkipJsonSchema[Alternative]
+    | SkipJsonSchema[DeviceRequest]
 )
 """A device; a list of alternatives, of which the first that fits is taken; or a set, from which the policy chooses."""
 
 
-class DeviceArguments(TypedDict, total=False):
-    """The arguments of a device task, for the schema."""
+class RequestedDevice(TypedDict):
+    """Which devices."""
 
     device: Annotated[
-        str | DeviceOption | list[str | DeviceOption],
+        DeviceArgument,
         Field(
             description="The device type and how many. A list: alternatives; the first that fits is taken. In Python, "
             "a set too: the policy chooses.",
             examples=["gpu", "nvidia/a100-80gb:2", "gpu:0.5", "cpu:8", ["h100:2", "a100:4", "cpu:32"]],
         ),
     ]
-    quota: Quota
+
+
+class PlacementConditions(TypedDict, total=False):
+    """What the devices and their worker must be."""
+
+    quota: Quota | SkipJsonSchema[None]
     runtime: Annotated[
-        dict[str, str],
+        Mapping[str, str] | SkipJsonSchema[None],
         Field(description="Versions that the worker must have.", examples=[{"cuda": ">=12.4,!=12.6.*"}]),
     ]
-    driver: Annotated[str, Field(description="Version of the device's driver.", examples=[">=550"])]
+    driver: Annotated[
+        str | SkipJsonSchema[None], Field(description="Version of the device's driver.", examples=[">=550"])
+    ]
     labels: Annotated[
-        dict[str, str],
+        Mapping[str, str] | SkipJsonSchema[None],
         Field(description="Labels of the worker: 7, !7 any other or none, !7,8 neither.", examples=[{"zone": "a"}]),
     ]
     topology: Annotated[
-        str,
+        Annotated[str, Field(pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$")] | SkipJsonSchema[None],
         Field(
-            pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$",
             description="How close the devices, or a gang's members, are; @ is how long to wait for it.",
             examples=["nvlink", "rack@10m"],
         ),
     ]
-    spot: Annotated[bool, Field(description="False: never on a worker with the label hetero/spot.", examples=[False])]
-    priority: Literal["urgent", "high", "medium", "low"]
-    wait_timeout: Annotated[float | str, Field(description="The task fails after this wait.", examples=["2h", 600])]
+    spot: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="False: never on a worker with the label hetero/spot.", examples=[False]),
+    ]
+    priority: PriorityName | SkipJsonSchema[None]
+
+
+class RequestConditions(PlacementConditions, total=False):
+    """What `DeviceRequest.parse` reads beside the device."""
+
+    wait_timeout: Annotated[
+        Duration | SkipJsonSchema[None], Field(description="The task fails after this wait.", examples=["2h", 600])
+    ]
     patience: Annotated[
-        bool, Field(description="False: never wait for better devices while others are free.", examples=[False])
+        bool | SkipJsonSchema[None],
+        Field(description="False: never wait for better devices while others are free.", examples=[False]),
     ]
+
+
+class DeviceArguments(RequestedDevice, RequestConditions, total=False):
+    """The arguments of a device task."""
+
     gang: Annotated[
-        int | str, Field(description="For a mapped task: so many are placed together.", examples=[4, "2:4@10m"])
+        int | str | SkipJsonSchema[None],
+        Field(description="For a mapped task: so many are placed together.", examples=[4, "2:4@10m"]),
     ]
-    checkpoint: Checkpointing
+    checkpoint: Checkpointing | SkipJsonSchema[None]
 
 
 def arguments_schema() -> dict[str, Any]:
     """The JSON schema of the arguments of a device task, with examples."""
     schema = TypeAdapter(DeviceArguments).json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "required": ["device"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from hetero_airflow.contract.task_lease import LOCAL_RUN, TaskLease, checked_devices, lease_claims, task_lease
 from hetero_airflow.discovery.device_users import current_users
@@ -34,7 +34,7 @@ from hetero_airflow.engines.host.held_devices import (
 from hetero_airflow.engines.host.lease_files import LeaseFileWriter, current_leases, recorded_lease
 from hetero_airflow.engines.host.lease_folders import local_runs_locked
 from hetero_airflow.errors import DeviceUnavailable, NoLeaseError
-from hetero_airflow.model.arguments import DeviceArgument, Duration, PriorityName, Quota
+from hetero_airflow.model.arguments import DeviceArgument, RequestConditions
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Decision, Place, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -124,18 +124,7 @@ class LocalLease:
         return str(self.lease)
 
 
-def local_lease(
-    device: DeviceArgument,
-    *,
-    quota: Quota | None = None,
-    runtime: Mapping[str, str] | None = None,
-    driver: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    topology: str | None = None,
-    spot: bool | None = None,
-    priority: PriorityName | None = None,
-    wait_timeout: Duration | None = None,
-) -> LocalLease:
+def local_lease(device: DeviceArgument, **conditions: Unpack[RequestConditions]) -> LocalLease:
     """Lease devices of this machine for this process, outside of Airflow. Blocks until they are free.
 
     Call it before a framework uses a device. The arguments are those of a device task. In a notebook, keep the result,
@@ -145,18 +134,7 @@ def local_lease(
     :raises DeviceUnavailable: this machine does not have such devices, or `wait_timeout` is over
     :raises NoLeaseError: this process has a lease, or a framework has bound its devices already
     """
-    request = DeviceRequest.parse(
-        device,
-        quota=quota,
-        runtime=runtime,
-        driver=driver,
-        labels=labels,
-        topology=topology,
-        spot=spot,
-        priority=priority,
-        wait_timeout=wait_timeout,
-    )
-    return LocalLease(request)
+    return LocalLease(DeviceRequest.parse(device, **conditions))
 
 
 @contextmanager

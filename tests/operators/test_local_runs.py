@@ -137,6 +137,23 @@ def members(texts):
 members(member.expand(number=[1, 2]))
 DeviceBashOperator(task_id="bash", device="gpu", bash_command='echo "SEES $CUDA_VISIBLE_DEVICES"')
 DeviceAvailableSensor(task_id="room", device="gpu:2", timeout=60)
+
+@task.device_bash(device="gpu")
+def shell(word):
+    return f'echo "SHELL {word} $CUDA_VISIBLE_DEVICES"'
+
+shell("sees")
+
+@task.torchrun(device="gpu:2")
+def in_ranks(factor, run_id=None):
+    import os
+    return {"ranks": int(os.environ["WORLD_SIZE"]) * factor, "has_run": bool(run_id)}
+
+@task
+def after(result):
+    print("RANKS", result)
+
+after(in_ranks(10))
 TorchrunOperator.partial(task_id="ranks", module="platform", device="gpu:2").expand(node_rank=[0, 1])
 """
 
@@ -215,7 +232,9 @@ def test_device_tasks_run_on_this_machines_devices(outputs):
     assert "GANG ['rank 0 of 1', 'rank 0 of 1']" in output
     assert "each one runs as a gang of one" in output
     assert "SEES simulated-nvidia-h100-80gb-" in output
-    assert output.count("Starting 2 processes of") == 2
+    assert "SHELL sees simulated-nvidia-h100-80gb-" in output
+    assert "RANKS {'ranks': 20, 'has_run': True}" in output
+    assert output.count("Starting 2 processes of") == 3
 
 
 def test_a_failure_reaches_airflow_with_its_own_type_and_the_retries_of_the_task(outputs):

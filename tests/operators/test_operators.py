@@ -13,6 +13,7 @@ from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from hetero_airflow.runtime import current_lease
 from hetero_airflow.runtime.visible_devices import bound_to_lease
+from hetero_airflow.sensors import DeviceAvailableSensor
 from hetero_airflow.testing import a_task_lease
 
 
@@ -44,6 +45,15 @@ def test_the_decorator_takes_what_the_operator_takes(dag):
     operator = train().operator
     assert request_of(operator) == DeviceRequest.parse("gpu", quota={"memory": "40GiB.."}, runtime={"torch": ">=2.8"})
     assert operator.retries == 3
+
+
+@pytest.mark.parametrize("operator", [DeviceBashOperator, DevicePythonOperator, DeviceAvailableSensor])
+def test_an_unknown_argument_is_refused_with_the_nearest_one(dag, operator):
+    known = {DeviceBashOperator: {"bash_command": "true"}, DevicePythonOperator: {"python_callable": print}}
+    with pytest.raises(RequestError, match=r"^priorty='high' .* no such argument of .*Did you mean \"priority\"\?$"):
+        operator(task_id="t", device="gpu", priorty="high", **known.get(operator, {}))
+    with pytest.raises(TypeError, match="missing keyword argument 'device'"):
+        operator(task_id="u", **known.get(operator, {}))
 
 
 def test_a_mapped_task_gets_its_request_by_the_policy(dag):
