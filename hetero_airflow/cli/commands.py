@@ -137,6 +137,12 @@ _CONFIG = (
     _flag("--env", "Print lines for a shell: export NAME=..."),
     _flag("--check", "Show what this installation lacks and what that costs; exit code 1 if it lacks anything"),
 )
+_DEVICE = Arg(
+    ("--device",),
+    nargs="+",
+    default=["gpu", "npu", "tpu", "fpga", "cpu"],
+    help="The device that the task requests, or alternatives; default: an accelerator, else a CPU core",
+)
 _CLEANUP = _flag("--yes", "Remove it; without this, the command only shows what it would remove")
 
 
@@ -151,7 +157,7 @@ def get_commands() -> list[CLICommand]:
     >>> names[15:22]
     ['pause', 'unpause', 'bump', 'plan', 'simulate', 'render', 'snapshot']
     >>> names[22:]
-    ['config', 'alerts', 'dashboard', 'cleanup', 'schema']
+    ['config', 'doctor', 'alerts', 'dashboard', 'cleanup', 'schema']
     """
     workers, requests = "workers.{0}.{0}", "requests.{0}.{0}"
     simulation, setup = "simulation.{0}.{0}", "setup.{0}.{0}"
@@ -226,6 +232,9 @@ def get_commands() -> list[CLICommand]:
                 ),
                 _command(exports, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
                 _command(setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
+                _command(
+                    setup, "doctor", "Run a small device task through the configured executor; say what it saw", _DEVICE
+                ),
                 _command(exports, "alerts", "Print alert rules for Prometheus"),
                 _command(exports, "dashboard", "Print a dashboard for Grafana, as JSON"),
                 _command(setup, "cleanup", "Remove the tables, the pool and the files of this plugin", _CLEANUP),
