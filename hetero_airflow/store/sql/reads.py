@@ -226,23 +226,23 @@ def read_service(
     connection: Connection, request_ids: Iterable[str], read_request: ReadRequest
 ) -> dict[str, ServiceRecord]:
     """Request id → what it has had under its leases, for those of the requests that had one which is over."""
-    rows = list(read_chunks(connection, _ENDED, _LEASE.request_id, sorted(request_ids)))
+    rows = list(read_chunks(connection, _OVER, _LEASE.request_id, sorted(request_ids)))
     runs: defaultdict[str, list[EndedRun]] = defaultdict(list)
-    for run in _runs_of(connection, rows, read_request):
+    for run in _runs_of(connection, [row for row in rows if row.outcome is not None], read_request):
         runs[run.request_id].append(run)
-    submitted_at = {row.request_id: row.submitted_at for row in rows}
-    return {id_: ServiceRecord.of(submitted_at[id_], own) for id_, own in runs.items()}
+    return {row.request_id: ServiceRecord.of(row.submitted_at, runs[row.request_id]) for row in rows}
 
 
-_ENDED = (
+_OVER = (
     select(
         *(_LEASE.id, _LEASE.worker_id, _LEASE.changed, _LEASE.granted_at, _LEASE.ended_at, _LEASE.outcome),
         *(_LEASE.request_id, _REQUEST.dag_id, _REQUEST.task_id, _REQUEST.request, _REQUEST.served),
         _REQUEST.submitted_at,
     )
     .join(tables.request, _REQUEST.id == _LEASE.request_id)
-    .where(_LEASE.outcome.in_([*RunEnd]))
+    .where(_LEASE.ended_at.is_not(None))
 )
+_ENDED = _OVER.where(_LEASE.outcome.in_([*RunEnd]))
 
 
 def _runs_of(connection: Connection, rows: Sequence[Any], read_request: ReadRequest) -> tuple[EndedRun, ...]:

@@ -182,3 +182,18 @@ def test_a_task_that_is_sent_back_keeps_its_place_in_the_queue_with_another_sche
     second.beat(10)
     pending = first.store.request_history("dag", "run", "a").pending
     assert (pending.submitted_at, pending.interruptions) == (submitted_at, 1)
+
+
+def test_it_keeps_its_place_too_if_the_other_scheduler_frees_its_lease(schedulers):
+    first, second = schedulers
+    id_, lease = run(first, "gpu:2")
+    submitted_at = first.store.request_history("dag", "run", "a").pending.submitted_at
+    first.hold("b", "gpu:2")
+    first.beat(10)
+    first.lose_heartbeat("a")
+    second.tasks.sent_back = first.tasks.sent_back
+    first.engine.alive.clear()
+    queue_again(second, id_)
+    second.beat(10, times=3)
+    assert leases(second)[0] == (lease.token, LeaseState.RELEASED)
+    assert first.store.request_history("dag", "run", "a").pending.submitted_at == submitted_at
