@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from airflow.cli.cli_config import Arg
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from hetero_airflow import errors, policies
-from hetero_airflow.cli.commands import get_commands
+from hetero_airflow.cli.commands import COMMANDS, Arg
+from hetero_airflow.cli.main import WITHOUT_AIRFLOW
 from hetero_airflow.executor.housekeeping import emit_demand
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.metrics.catalog import METRICS
@@ -157,9 +157,14 @@ def settings_page() -> str:
 
 
 def commands_page() -> str:
-    """The commands, from the parser of Airflow's command line."""
-    parts = ["# Commands"]
-    for command in get_commands()[0].subcommands:
+    """The commands, from their definitions."""
+    quick = ", ".join(f"`{command.name}`" for command in COMMANDS if command.name in WITHOUT_AIRFLOW)
+    parts = [
+        "# Commands",
+        f"`hetero` has the same commands as `airflow hetero`. It does not import Airflow for {quick}, which then take "
+        "about a second. The others it passes on.",
+    ]
+    for command in COMMANDS:
         parts += [f"## {command.name}", f"`airflow hetero {command.name}`: {command.help}."]
         parts += [table(("argument", "meaning"), map(argument_row, command.args))] if command.args else []
     return "\n\n".join(parts)

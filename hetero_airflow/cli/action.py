@@ -6,11 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from airflow import settings
-from airflow.cli.utils import redirect_stdout_log_handlers_to_stderr
-from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+from sqlalchemy import Engine, NullPool, create_engine
 
 from hetero_airflow.cli.output import clean, console
+from hetero_airflow.contract.airflow_options import without_airflow
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.store.sql.store import SqlStore
 
@@ -22,9 +21,9 @@ def action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None]
     """
 
     @functools.wraps(function)
-    @providers_configuration_loaded
     def run(args: Namespace) -> None:
-        redirect_stdout_log_handlers_to_stderr()
+        if without_airflow() is None:
+            _prepare_airflow()
         try:
             function(args)
         except HeteroError as error:
@@ -34,9 +33,27 @@ def action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None]
     return run
 
 
+def _prepare_airflow() -> None:
+    from airflow.cli.utils import redirect_stdout_log_handlers_to_stderr
+    from airflow.providers_manager import ProvidersManager
+
+    ProvidersManager().initialize_providers_configuration()
+    redirect_stdout_log_handlers_to_stderr()
+
+
 def database() -> Any:
     """SQLAlchemy's engine for Airflow's metadata database."""
+    own = without_airflow()
+    if own is not None:
+        return _engine(own.database_url)
+    from airflow import settings
+
     return settings.engine
+
+
+@functools.cache
+def _engine(url: str) -> Engine:
+    return create_engine(url, poolclass=NullPool)
 
 
 def open_store() -> SqlStore:

@@ -1,9 +1,25 @@
-"""All commands of ``airflow hetero``. Every call of ``airflow`` imports this module, so it imports nothing heavy."""
+"""All commands of ``airflow hetero`` and ``hetero``. Every call of ``airflow`` imports this module, so it imports
+nothing heavy."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand, lazy_load_command
+if TYPE_CHECKING:
+    from airflow.cli.cli_config import CLICommand
+
+
+class Arg:
+    """An argument of a command, as `argparse` takes it."""
+
+    def __init__(self, flags: tuple[str, ...], **kwargs: Any) -> None:
+        self.flags = flags
+        self.kwargs = kwargs
+
+    def add_to_parser(self, parser: ArgumentParser) -> None:
+        """Add it."""
+        parser.add_argument(*self.flags, **self.kwargs)
 
 
 def _flag(name: str, help: str) -> Arg:
@@ -31,10 +47,25 @@ class _AmongOptions(Arg):
         setattr(parser, "parse_known_args", parse)  # noqa: B010  the one method that a group of commands calls
 
 
+class Command(NamedTuple):
+    """A command: its name, what it does, the module and the function of its action, and its arguments."""
+
+    name: str
+    help: str
+    path: str
+    args: tuple[Any, ...]
+
+    def run(self, args: Namespace) -> Any:
+        """Import the action and carry it out."""
+        module, _, function = f"hetero_airflow.cli.{self.path}".rpartition(".")
+        action: Callable[[Namespace], Any] = getattr(import_module(module), function)
+        return action(args)
+
+
 _JSON = _flag("--json", "Print JSON for programs, not a table for people")
 _SITE = Arg(("--site",), metavar="SITE", help="Show only the workers of this site (label hetero/site)")
 _TASK = (
-    _AmongOptions(("dag_id",), help="The id of the DAG"),  # type: ignore[no-untyped-call]  # as is Airflow's
+    _AmongOptions(("dag_id",), help="The id of the DAG"),
     Arg(("run_id",), nargs="?", help="The id of the DAG run; default: the newest run"),
     Arg(("task_id",), help="The id of the task"),
 )
@@ -146,7 +177,77 @@ _DEVICE = Arg(
 _CLEANUP = _flag("--yes", "Remove it; without this, the command only shows what it would remove")
 
 
-def get_commands() -> list[CLICommand]:
+_workers, _requests = "workers.{0}.{0}", "requests.{0}.{0}"
+_simulation, _setup = "simulation.{0}.{0}", "setup.{0}.{0}"
+_drains, _enrolment, _changes = "workers.drains.{0}", "workers.enrolment.{0}", "requests.changes.{0}"
+_exports = "exports.{0}"
+
+
+def _command(path: str, name: str, help: str, *args: Arg) -> Command:
+    return Command(name, help, path.format(name), args)
+
+
+COMMANDS: tuple[Command, ...] = (
+    _command(_workers, "devices", "Show the devices of this machine; needs no database", _JSON),
+    _command(_workers, "models", "List the models that a request can name, and what each matches here", _JSON),
+    _command(_workers, "workers", "List the workers, their devices and what is leased of them", _SITE, _JSON),
+    _command(_workers, "worker", "Run this host's agent: report its devices to Airflow's API server", *_AGENT),
+    _command(_enrolment, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
+    _command(_enrolment, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
+    _command(_enrolment, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN),
+    _command(_drains, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
+    _command(_drains, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET),
+    _command(
+        _workers,
+        "top",
+        "Show devices and the queue live, as htop does; q quits",
+        _flag("--once", "Print one picture and end, as for a pipe"),
+    ),
+    _command(_requests, "queue", "List the tasks that wait for devices, then those that hold some", _JSON),
+    _command(
+        _requests,
+        "explain",
+        "Explain why a task waits, or why it got its devices",
+        *_TASK,
+        _MAP_INDEX,
+        _flag("--watch", "Show it again every two seconds, until q is pressed"),
+        _JSON,
+    ),
+    _command(_exports, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS),
+    _command(_requests, "usage", "Show how long devices were held, free or on hold, and by whom", *_USAGE, _JSON),
+    _command(_changes, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
+    _command(_changes, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),
+    _command(_changes, "unpause", "Let paused tasks wait for devices again", *_TASKS),
+    _command(_changes, "bump", "Give waiting tasks a higher priority class", *_TASKS, _PRIORITY),
+    _command(
+        _simulation,
+        "plan",
+        "Rehearse a run of a DAG on the current workers; exit code 1 if anything would go wrong",
+        *_PLAN,
+        _JSON,
+    ),
+    _command(
+        _simulation,
+        "simulate",
+        "Run a trace, or this installation's history, through policies on a simulated cluster",
+        *_SIMULATE,
+        _JSON,
+    ),
+    _command(_requests, "render", "Print what a device task would send to Kubernetes; sends nothing", *_RENDER),
+    _command(_exports, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
+    _command(_setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
+    _command(_setup, "doctor", "Run a small device task through the configured executor; say what it saw", _DEVICE),
+    _command(_exports, "alerts", "Print alert rules for Prometheus"),
+    _command(_exports, "dashboard", "Print a dashboard for Grafana, as JSON"),
+    _command(_setup, "cleanup", "Remove the tables, the pool and the files of this plugin", _CLEANUP),
+    _command(_exports, "schema", "Print the JSON schema of a device request"),
+)
+"""The commands, in the order of the help."""
+
+HELP = "Show devices, the tasks that use them, and the tasks that wait for them and why"
+
+
+def get_commands() -> "list[CLICommand]":
     """The commands, for Airflow's command line, which finds this function through the provider info.
 
     >>> names = [command.name for command in get_commands()[0].subcommands]
@@ -159,91 +260,7 @@ def get_commands() -> list[CLICommand]:
     >>> names[22:]
     ['config', 'doctor', 'alerts', 'dashboard', 'cleanup', 'schema']
     """
-    workers, requests = "workers.{0}.{0}", "requests.{0}.{0}"
-    simulation, setup = "simulation.{0}.{0}", "setup.{0}.{0}"
-    drains, enrolment, changes = "workers.drains.{0}", "workers.enrolment.{0}", "requests.changes.{0}"
-    exports = "exports.{0}"
-    return [
-        GroupCommand(
-            name="hetero",
-            help="Show devices, the tasks that use them, and the tasks that wait for them and why",
-            subcommands=(
-                _command(workers, "devices", "Show the devices of this machine; needs no database", _JSON),
-                _command(
-                    workers, "models", "List the models that a request can name, and what each matches here", _JSON
-                ),
-                _command(
-                    workers, "workers", "List the workers, their devices and what is leased of them", _SITE, _JSON
-                ),
-                _command(
-                    workers, "worker", "Run this host's agent: report its devices to Airflow's API server", *_AGENT
-                ),
-                _command(enrolment, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
-                _command(enrolment, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
-                _command(
-                    enrolment, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN
-                ),
-                _command(drains, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
-                _command(
-                    drains, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET
-                ),
-                _command(
-                    workers,
-                    "top",
-                    "Show devices and the queue live, as htop does; q quits",
-                    _flag("--once", "Print one picture and end, as for a pipe"),
-                ),
-                _command(requests, "queue", "List the tasks that wait for devices, then those that hold some", _JSON),
-                _command(
-                    requests,
-                    "explain",
-                    "Explain why a task waits, or why it got its devices",
-                    *_TASK,
-                    _MAP_INDEX,
-                    _flag("--watch", "Show it again every two seconds, until q is pressed"),
-                    _JSON,
-                ),
-                _command(
-                    exports, "decisions", "Print the stored decisions as JSON lines, the oldest first", _DECISIONS
-                ),
-                _command(
-                    requests, "usage", "Show how long devices were held, free or on hold, and by whom", *_USAGE, _JSON
-                ),
-                _command(changes, "cancel", "Let waiting or running device tasks fail, without a retry", *_TASKS),
-                _command(changes, "pause", "Give waiting tasks no devices until `unpause`", *_TASKS),
-                _command(changes, "unpause", "Let paused tasks wait for devices again", *_TASKS),
-                _command(changes, "bump", "Give waiting tasks a higher priority class", *_TASKS, _PRIORITY),
-                _command(
-                    simulation,
-                    "plan",
-                    "Rehearse a run of a DAG on the current workers; exit code 1 if anything would go wrong",
-                    *_PLAN,
-                    _JSON,
-                ),
-                _command(
-                    simulation,
-                    "simulate",
-                    "Run a trace, or this installation's history, through policies on a simulated cluster",
-                    *_SIMULATE,
-                    _JSON,
-                ),
-                _command(
-                    requests, "render", "Print what a device task would send to Kubernetes; sends nothing", *_RENDER
-                ),
-                _command(exports, "snapshot", "Print all that a decision uses, as JSON; `plan --snapshot` reads it"),
-                _command(setup, "config", "Print the settings that an installation needs, or check them", *_CONFIG),
-                _command(
-                    setup, "doctor", "Run a small device task through the configured executor; say what it saw", _DEVICE
-                ),
-                _command(exports, "alerts", "Print alert rules for Prometheus"),
-                _command(exports, "dashboard", "Print a dashboard for Grafana, as JSON"),
-                _command(setup, "cleanup", "Remove the tables, the pool and the files of this plugin", _CLEANUP),
-                _command(exports, "schema", "Print the JSON schema of a device request"),
-            ),
-        )
-    ]
+    from airflow.cli.cli_config import ActionCommand, GroupCommand
 
-
-def _command(path: str, name: str, help: str, *args: Arg) -> ActionCommand:
-    func = lazy_load_command(f"hetero_airflow.cli.{path.format(name)}")
-    return ActionCommand(name=name, help=help, func=func, args=args)
+    commands = [ActionCommand(name=c.name, help=c.help, func=c.run, args=c.args) for c in COMMANDS]
+    return [GroupCommand(name="hetero", help=HELP, subcommands=commands)]

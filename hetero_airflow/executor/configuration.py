@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from airflow.configuration import conf
-from airflow.utils.net import get_hostname
-
 from hetero_airflow import engines, policies
+from hetero_airflow.contract.airflow_options import host_name, options
 from hetero_airflow.discovery.spot import check_notice_setting
 from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.engines.preload import parse_preload
@@ -60,7 +58,7 @@ def read_configuration() -> Configuration:
 
     :raises SettingsError: an option can't be read
     """
-    return Configuration(worker_id=get_hostname(), **{name: read() for name, read in _readers().items()})
+    return Configuration(worker_id=host_name(), **{name: read() for name, read in _readers().items()})
 
 
 def option_errors() -> Iterator[SettingsError]:
@@ -103,7 +101,7 @@ def _readers() -> dict[str, Callable[[], Any]]:
 
 
 def _text(name: str) -> str:
-    return str(conf.get(SECTION, name, fallback=default(name))).strip() or default(name)
+    return str(options().get(SECTION, name, fallback=default(name))).strip() or default(name)
 
 
 def _policy() -> str:

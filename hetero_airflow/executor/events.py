@@ -1,19 +1,22 @@
 """What is found out about runs, with all facts that count; see the table in `runs`."""
 
+from __future__ import annotations
+
 import inspect
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow.utils.state import TaskInstanceState
+from hetero_airflow.engines.engine import Liveness
 
-from hetero_airflow.contract.notice import Notice
-from hetero_airflow.contract.task_lease import TaskLease
-from hetero_airflow.engines.engine import Liveness, TerminationCause
-from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
-from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import ServiceRecord
-from hetero_airflow.model.snapshot import PendingRequest
+if TYPE_CHECKING:  # `hetero explain` names these events without importing Airflow
+    from hetero_airflow.contract.notice import Notice
+    from hetero_airflow.contract.task_lease import TaskLease
+    from hetero_airflow.engines.engine import TerminationCause
+    from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+    from hetero_airflow.executor.pending_task import PendingTask
+    from hetero_airflow.model.lease import Lease
+    from hetero_airflow.model.request import DeviceRequest
+    from hetero_airflow.model.run import ServiceRecord
+    from hetero_airflow.model.snapshot import PendingRequest
 
 NOT_WANTED = "Airflow does not want it any more"
 
@@ -139,12 +142,12 @@ class EngineEnded(NamedTuple):
     @property
     def is_end(self) -> bool:
         """Whether the run is over for the engine."""
-        return self.state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
+        return self.state in ("success", "failed")
 
     @property
     def has_failed(self) -> bool:
         """Whether the engine reports a failure."""
-        return bool(self.state == TaskInstanceState.FAILED)
+        return bool(self.state == "failed")
 
 
 class Watched(NamedTuple):

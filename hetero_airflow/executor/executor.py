@@ -105,7 +105,9 @@ class HeteroExecutor(BaseExecutor):
             last_heartbeat=store.server_heartbeat,
         )
         callbacks = SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator))
-        outside = Outside(store, self._engine, TaskInstances(), DagEdges(), api, callbacks, self._clock, signer)
+        outside = Outside(
+            store, self._engine, TaskInstances(), DagEdges(store.connect), api, callbacks, self._clock, signer
+        )
         queued_timeout_s = conf.getfloat("scheduler", "task_queued_timeout")
         policy = load_policy(configuration.policy)
         self._use(make_dispatcher(configuration, policy, self._runs, outside, queued_timeout_s))

@@ -2,8 +2,7 @@
 
 import hmac
 
-from airflow.configuration import conf
-
+from hetero_airflow.contract.airflow_options import options
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.settings import SECTION, default
 
@@ -16,7 +15,7 @@ def metrics_token() -> str:
 
     :raises SettingsError: the token is too short, or has a character that an HTTP header can't carry
     """
-    text = str(conf.get(SECTION, "metrics_token", fallback=default("metrics_token"))).strip()
+    text = str(options().get(SECTION, "metrics_token", fallback=default("metrics_token"))).strip()
     asked = f"[{SECTION}] metrics_token"
     if text and len(text) < MIN_TOKEN:
         found = f"{len(text)} characters"

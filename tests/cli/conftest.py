@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -71,6 +72,12 @@ class Installation:
         assert (done.returncode, done.stdout) == (1, "")
         assert "Traceback" not in done.stderr
         return done.stderr
+
+    def hetero(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the console script `hetero`, where importing Airflow fails."""
+        script = "import sys; sys.modules['airflow'] = None; from hetero_airflow.cli.main import main; main()"
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, env=self._environment(), capture_output=True, text=True)
 
     def close(self) -> None:
         """End the process that has loaded Airflow."""

@@ -89,4 +89,6 @@ def test_the_installed_wheel_works_without_the_source_tree(python, tmp_path):
     site = python.parent.parent
     assert [Path(file).is_relative_to(site) for file in report["files"]] == [True] * 4
     assert (report["operator"], report["policy"]) == ("hetero_airflow.operators.python", "Fifo")
-    assert report["entry_points"] == ["airflow.plugins", "airflow.policy", "apache_airflow_provider"]
+    assert report["entry_points"] == ["airflow.plugins", "airflow.policy", "apache_airflow_provider", "console_scripts"]
+    models = run(python.parent / "hetero", "models", "--json", cwd=tmp_path, AIRFLOW_HOME=str(tmp_path))
+    assert "nvidia" in models

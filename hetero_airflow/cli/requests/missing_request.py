@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from airflow.models.dagrun import DagRun
-from airflow.models.taskinstance import TaskInstance
-from airflow.utils.session import create_session
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import column, select, table
 
-from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.cli.action import database
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.store.sql.transaction import read_transaction
 
 MAX_NAMES = 5
+
+_RUNS = table("dag_run", *map(column, ("id", "dag_id", "run_id"))).c
+_TASKS = table("task_instance", *map(column, ("dag_id", "run_id", "task_id", "map_index", "state"))).c
 
 
 def latest_run(dag_id: str) -> str:
@@ -19,13 +20,9 @@ def latest_run(dag_id: str) -> str:
 
     :raises StoreUnavailable: Airflow's tables can't be read
     """
-    try:
-        with create_session(scoped=False) as session:
-            newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
-            return session.scalar(newest) or ""
-    except SQLAlchemyError as error:
-        asked = f"the newest run of {dag_id}"
-        raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
+    newest = select(_RUNS.run_id).where(_RUNS.dag_id == dag_id).order_by(_RUNS.id.desc()).limit(1)
+    with read_transaction(database()) as connection:
+        return connection.scalar(newest) or ""
 
 
 def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int) -> HeteroError:
@@ -35,22 +32,19 @@ def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int
     """
     instance = f"[{map_index}]" if map_index >= 0 else ""
     asked = f"the device request of {dag_id}.{task_id}{instance}" + (f" in run {run_id}" if run_id else "")
-    try:
-        found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
-    except SQLAlchemyError as error:
-        raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
+    found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
     return HeteroError(asked, found=found, remedy=remedy)
 
 
 def _read_cause(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[str, str]:
-    with create_session(scoped=False) as session:
-        of_dag = select(DagRun.run_id).where(DagRun.dag_id == dag_id)
-        runs = list(session.scalars(of_dag.order_by(DagRun.id.desc()).limit(MAX_NAMES + 1)))
-        has_run = session.scalar(of_dag.where(DagRun.run_id == run_id)) is not None
-        of_run = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
-            TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+    with read_transaction(database()) as connection:
+        of_dag = select(_RUNS.run_id).where(_RUNS.dag_id == dag_id)
+        runs = list(connection.scalars(of_dag.order_by(_RUNS.id.desc()).limit(MAX_NAMES + 1)))
+        has_run = connection.scalar(of_dag.where(_RUNS.run_id == run_id)) is not None
+        of_run = select(_TASKS.task_id, _TASKS.map_index, _TASKS.state).where(
+            _TASKS.dag_id == dag_id, _TASKS.run_id == run_id
         )
-        rows = session.execute(of_run.order_by(TaskInstance.task_id, TaskInstance.map_index)).all()
+        rows = connection.execute(of_run.order_by(_TASKS.task_id, _TASKS.map_index)).all()
     states = {row.map_index: row.state for row in rows if row.task_id == task_id}
     tasks = list(dict.fromkeys(row.task_id for row in rows))
     return missing_request_cause(dag_id, runs, has_run, tasks, states, map_index)

@@ -46,7 +46,7 @@ def usage(args: Namespace) -> None:
     with read_transaction(database()) as connection:
         found = read_usage(connection, since, min(until, now))
     prices = configured_prices()
-    owners = read_dag_owners() if args.by == "owner" else {}
+    owners = read_dag_owners(database()) if args.by == "owner" else {}
     task_subject = task_subjects(args.by, configured_shares(), owners)
     sums: Sums = (
         sum_devices(found.devices, device_subjects(args.by), prices)

@@ -28,7 +28,7 @@ class LiveSnapshots:
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
-        self._context = PolicyContext(store, read_configuration(), DagEdges())
+        self._context = PolicyContext(store, read_configuration(), DagEdges(store.connect))
 
     def read(self) -> Snapshot:
         """The newest snapshot, in which leases may be taken back.

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import lru_cache
 from threading import Lock
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
@@ -61,6 +61,10 @@ class SqlStore:
         self._builder: SnapshotBuilder | None = None
         self._sequence = 0
         self._lock = Lock()
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """A connection for reading tables of Airflow's own."""
+        return read_transaction(self._engine)
 
     def _write(self) -> AbstractContextManager[WriteTransaction]:
         return write_transaction(self._engine)

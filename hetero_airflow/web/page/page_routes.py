@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetero_airflow.errors import HeteroError
+from hetero_airflow.executor.airflow_db.dag_owners import read_dag_owners
 from hetero_airflow.executor.explanation.drains import MAX_REASON, drain_hold, find_target, undrain_events
 from hetero_airflow.store.lease_history import read_leases_since, read_task_leases
 from hetero_airflow.store.sql.queue import read_newest_decision_id, read_waiting_requests
@@ -205,7 +207,9 @@ class PageRoutes:
         """What tasks held, or what devices did, in the past days."""
         now, readable = datetime.now(UTC), readable_dags(user)
         facts = (usage_period(now), readable)
-        return conditional(request, facts, lambda: usage_table(self._usage.read(days, now), by, readable, days, now))
+        usage = partial(self._usage.read, days, now)
+        owners = partial(read_dag_owners, self._fleet.engine())
+        return conditional(request, facts, lambda: usage_table(usage(), by, readable, days, now, owners))
 
     def worker(self, request: Request, user: GetUserDep, id: Name) -> Response:
         """All that is known of one worker."""

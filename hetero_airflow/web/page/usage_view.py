@@ -2,14 +2,13 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
 
 from pydantic import BaseModel
 from sqlalchemy import Engine
 
-from hetero_airflow.executor.airflow_db.dag_owners import read_dag_owners
 from hetero_airflow.executor.configuration import configured_prices, configured_shares
 from hetero_airflow.executor.explanation.usage_report import (
     device_subjects,
@@ -110,13 +109,23 @@ def begin_of(days: int, now: datetime) -> datetime:
     return today - timedelta(days=days - 1)
 
 
-def usage_table(usage: Usage, by: Subject, readable: Collection[str], days: int, now: datetime) -> UsageTable:
+def usage_table(
+    usage: Usage,
+    by: Subject,
+    readable: Collection[str],
+    days: int,
+    now: datetime,
+    read_owners: Callable[[], Mapping[str, str]],
+) -> UsageTable:
     """The sums by one subject, those with the longest device-time first.
 
     :param readable: the DAGs that the reader may see; those of all others are added up without a name
+    :param read_owners: reads DAG id → its owners
     """
     prices = configured_prices()
-    rows = _device_rows(usage.devices, by, prices) or _task_rows(usage.tasks, by, prices, readable)
+    rows = _device_rows(usage.devices, by, prices) or _task_rows(
+        usage.tasks, by, prices, readable, read_owners() if by == "owner" else {}
+    )
     by_day = [row for row in usage.devices if row.kind != _CPUS]
     return UsageTable(
         since=begin_of(days, now),
@@ -128,8 +137,9 @@ def usage_table(usage: Usage, by: Subject, readable: Collection[str], days: int,
     )
 
 
-def _task_rows(rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: Collection[str]) -> list[SubjectUsage]:
-    owners = read_dag_owners() if by == "owner" else {}
+def _task_rows(
+    rows: Iterable[TaskDay], by: Subject, prices: Prices, readable: Collection[str], owners: Mapping[str, str]
+) -> list[SubjectUsage]:
     named = task_subjects(by, configured_shares(), owners)
     if named is None:
         return []

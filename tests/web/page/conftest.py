@@ -17,7 +17,7 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.web import fleet_reader
 from hetero_airflow.web.http_refusals import RefusalLog, refusal_handler
-from hetero_airflow.web.page import usage_view
+from hetero_airflow.web.page import page_routes
 from hetero_airflow.web.page.page_routes import PageRoutes
 
 READABLE = {"dag", "weird <script>"}
@@ -32,7 +32,7 @@ def ask(engine, monkeypatch) -> Iterator[Callable[..., TestClient]]:
     monkeypatch.setattr(SimpleAuthManager, "get_authorized_dag_ids", lambda self, **_: set(READABLE))
     monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id, **_: None)
     monkeypatch.setattr(DagEdges, "refresh", lambda self, dag_ids: {})
-    monkeypatch.setattr(usage_view, "read_dag_owners", lambda: {"dag": "ana", "hidden": "secret"})
+    monkeypatch.setattr(page_routes, "read_dag_owners", lambda engine: {"dag": "ana", "hidden": "secret"})
     states: dict[str, str] = {}
     monkeypatch.setattr(
         fleet_reader, "read_states", lambda keys, name: {key: states[name] for key in keys if name in states}
