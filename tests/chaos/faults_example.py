@@ -78,7 +78,8 @@ def _lines_of_run(log: list[dict[str, Any]], run_id: str) -> Iterator[dict[str, 
         event, at = line["event"], datetime.fromisoformat(line["timestamp"]).timestamp()
         if event.startswith("Device: "):
             starts += 1
-            about = {"pid": f"{run_id}, start {starts}", "ids": event.rpartition(": ")[2].split(", ")}
+            devices = event.partition(". The task waited ")[0].rpartition(": ")[2]
+            about = {"pid": f"{run_id}, start {starts}", "ids": devices.split(", ")}
             yield {**about, "place": None, "at": at}
         elif step := STEP.fullmatch(event):
             yield {**about, "step": int(step[1]), "metrics": ast.literal_eval(step[2]), "at": at}

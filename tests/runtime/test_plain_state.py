@@ -167,7 +167,13 @@ def test_a_local_variable_that_is_not_saved_is_warned_of(begin: Begin, caplog) -
     total = 0
     for step in StepLoop(begin(), 4, 1, state={"total": total}):
         total += step
-    assert caplog.text.count("The state has not changed since the loop began: {'total': 0}") == 1
+    assert caplog.text.count("The state has not changed since the loop began, two saves ago: {'total': 0}") == 1
+
+
+def test_a_state_that_changes_only_after_the_first_save_is_fine(begin: Begin, caplog) -> None:
+    for step in StepLoop(begin(), 4, 1, state=(state := {"total": 0})):
+        state["total"] += step
+    assert "has not changed" not in caplog.text
 
 
 def test_a_name_that_comes_later_is_warned_of(begin: Begin, caplog) -> None:

@@ -198,7 +198,7 @@ def write_report(path: Path, records: Sequence[SimulationRecord], figures: Seque
 def simulate_report(figures: Sequence[Figures], timings: Sequence[DecisionTiming]) -> Iterator[RenderableType]:
     """The figures of each policy side by side, and the durations of their decisions. Pure."""
     first = figures[0]
-    devices = ", ".join(f"{number} × {name}" for name, number in first.devices.items())
+    devices = ", ".join(f"{number} × {name}" for name, number in first.devices.items()) or "CPU cores only"
     options = ", ".join(f"{name} {value}" for name, value in first.options.items())
     yield cell(f"Simulated: {first.workload} on {devices}", style="bold")
     yield cell(f"{first.all.jobs} jobs; {options}")

@@ -184,6 +184,8 @@ class LostChanges:
         self._names = set(self._state)
         are_constant = all(type(value) in _CONSTANTS for value in self._state.values())
         self._constants = dict(self._state) if are_constant else {}
+        self._is_unchanged = False
+        """Whether it was so at one save. A first step may well add 0 to 0."""
 
     def warn(self) -> None:
         """Call it before each save; it warns of the same thing once."""
@@ -193,12 +195,15 @@ class LostChanges:
                 "state[%r] is saved but will not be restored: pass its first value to checkpoint.steps(state=...) too",
                 name,
             )
-        if self._constants and self._constants == self._state:
+        if self._constants != self._state:
+            self._constants = {}
+        if self._constants and self._is_unchanged:
             name = next(iter(self._constants))
             logger.warning(
-                "The state has not changed since the loop began: %s. A local variable is not saved: "
+                "The state has not changed since the loop began, two saves ago: %s. A local variable is not saved: "
                 "set checkpoint.state[%r]",
                 shorten(self._constants),
                 name,
             )
-        self._constants = {}
+            self._constants = {}
+        self._is_unchanged = True

@@ -4,13 +4,14 @@ import shutil
 import sqlite3
 from argparse import Namespace
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.simulation.simulate import read_experiment
+from hetero_airflow.cli.simulation.simulate import read_experiment, run_experiment, simulate_report
 from hetero_airflow.cli.simulation.task_history import history_workload, plain_durations
 from hetero_airflow.errors import HeteroError, TraceError
 from hetero_airflow.model.lease import LeaseState
@@ -19,11 +20,11 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options, usual_restart_s
-from hetero_airflow.simulator.reports.figures import MeasuredWindow
+from hetero_airflow.simulator.reports.figures import MeasuredWindow, measure
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
-from hetero_airflow.testing import a_pending, a_place, a_worker
+from hetero_airflow.testing import a_cpu, a_pending, a_place, a_worker
 from tests.cli.conftest import _insert
 
 NAMES = ("trace", "traces", "cluster", "policy", "compare", "restart_cost", "jobs", "until", "cycle", "uptime")
@@ -158,3 +159,11 @@ def test_durations_are_of_successful_runs(engine):
         ("dag", "task3"): 1e5,
     }
     assert plain_durations(engine, "other") == {}
+
+
+def test_a_history_of_cpu_tasks_says_on_what_it_is_simulated(render):
+    jobs = tuple(Job(f"j{n}", float(n), DeviceRequest.parse("cpu:2"), 60.0) for n in range(10))
+    experiment, window = Installation(a_worker(devices=(a_cpu(),))).read()
+    records = run_experiment(replace(experiment, workload=Workload("history", jobs)), lambda _: lambda *_: None)
+    text = render(simulate_report([measure(record, window) for record in records], []))
+    assert text.startswith("Simulated: history on CPU cores only\n10 jobs; ")
