@@ -11,7 +11,7 @@ from hetero_airflow.contract.notice import Notice
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.plan import Reason
+from hetero_airflow.model.plan import Preempt, Reason
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Engine(Protocol):
 class Preemptor(Protocol):
     """Carries out preemptions. An engine that can't preempt has none."""
 
-    def preempt(self, lease: Lease, cause: str) -> None:
+    def preempt(self, lease: Lease, order: Preempt) -> None:
         """Tell the holder of a lease to save and end. Called once for a lease; does not wait.
 
         When the task has ended, the executor releases the lease and submits the request again, with its attained

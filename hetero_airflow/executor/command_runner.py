@@ -36,6 +36,7 @@ from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Preempt
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.task_names import TaskNames
@@ -159,12 +160,20 @@ class CommandRunner:
         """Whether a process of the lease runs."""
         return self.observer.liveness(lease)
 
-    def preempt(self, lease: Lease, cause: str) -> None:
-        """Tell the task of a lease to save and end. It waits again when it has."""
-        snapshot = self.store.snapshot()
-        holder = snapshot.holders.get(lease.request_id)
-        readable = {holder.dag_id} if holder else set()
-        self.notify(lease, TaskNames.of(snapshot).put_into(cause, readable), self.clock.now())
+    def preempt(self, lease: Lease, order: Preempt) -> None:
+        """Tell the task of a lease to save and end, and say in the log of the one that gains why.
+
+        The first one waits again when it has ended.
+        """
+        snapshot, now = self.store.snapshot(), self.clock.now()
+        names, holder = TaskNames.of(snapshot), snapshot.holders.get(lease.request_id)
+        self.notify(lease, names.put_into(order.cause, {holder.dag_id} if holder else set()), now)
+        gaining = self.runs.of_request(order.beneficiary) if order.beneficiary else None
+        if gaining is not None and gaining.task is not None:
+            cause = order.cause.replace("this task", order.request_id).replace(gaining.request_id, "this task")
+            text = f"Devices of {order.request_id} are taken back for this task. Its notice says: {cause}"
+            text = text.replace(". this task", ". This task")
+            self._log(gaining, names.put_into(text, {gaining.task.workload.ti.dag_id}), "info", now)
 
     def notify(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
         """Tell the task of a lease once to save and end, unless it is over already.

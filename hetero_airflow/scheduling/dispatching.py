@@ -73,7 +73,7 @@ class LeaseDispatch:
                 log.debug("Lease %s ended before it could be preempted: %s", preempt.lease_id, outcome)
                 continue
             try:
-                preemptor.preempt(outcome, preempt.cause)
+                preemptor.preempt(outcome, preempt)
             except Exception as error:  # noqa: BLE001  engines are foreign code; the lease stays marked as preempted
                 log.warning("The holder of lease %s could not be told to end: %s", outcome.id, error)
                 continue

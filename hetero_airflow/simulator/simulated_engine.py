@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Preempt
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.store.store import CheckpointSaved
 
@@ -20,7 +21,7 @@ class SimulatedEngine:
     def dispatch(self, lease: Lease) -> None:
         """Every start succeeds; the result of the cycle tells what was dispatched."""
 
-    def preempt(self, lease: Lease, cause: str) -> None:
+    def preempt(self, lease: Lease, order: Preempt) -> None:
         """Note the lease."""
         self.preempted.append(lease)
 

@@ -32,6 +32,16 @@ def preempted(bench, written):
     return low
 
 
+def test_the_log_of_the_task_that_gains_says_why(bench, written, monkeypatch):
+    logged = []
+    monkeypatch.setattr(command_runner, "write_task_log", lambda path, text, *_: logged.append(text))
+    preempted(bench, written)
+    assert [text for text in logged if "taken back" in text] == [
+        "Devices of dag.low (run) are taken back for this task. Its notice says: priority: its devices go to this "
+        "task. This task has the priority urgent, dag.low (run) has low"
+    ]
+
+
 def state(bench, request_id):
     return bench.lease(request_id).state
 

@@ -48,10 +48,10 @@ class FakePreemptor:
         self.preempted: list[tuple[str, str]] = []
         self.is_broken = False
 
-    def preempt(self, lease: Lease, cause: str) -> None:
+    def preempt(self, lease: Lease, order: Preempt) -> None:
         if self.is_broken:
             raise RuntimeError("no way to tell")
-        self.preempted.append((lease.request_id, cause))
+        self.preempted.append((lease.request_id, order.cause))
 
 
 @pytest.fixture
