@@ -4,7 +4,6 @@ A mapped operator is constructed only when it runs, so its request would not rea
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +46,7 @@ def refuse_misplaced_request(task: Any, config: Mapping[str, Any]) -> None:
     asked = task.partial_kwargs.get("executor") if task.is_mapped else task.executor
     if ours is None or asked not in (ours, EXECUTOR_CLASSPATH, None):
         return
-    if asked is None and hetero_executor_name(re.split("[,;]", core_executor)[0]) is None:
+    if asked is None and hetero_executor_name(core_executor.split(",")[0]) is None:
         return  # Airflow's default executor is another one
     name = operator.__name__
     remedy = _OPERATORS.get(name, f"a class that mixes it in, class My{name}(DeviceOperator, {name}), with device=...")

@@ -1,6 +1,5 @@
 """How a configuration names this package's executor and coordinator, and which executor and pool device tasks use."""
 
-import re
 from typing import Any
 
 from airflow.sdk.configuration import conf
@@ -21,11 +20,13 @@ COORDINATOR_CLASSPATH = f"{COORDINATOR_MODULE}.DeviceCoordinator"
 def hetero_executor_name(core_executor: str) -> str | None:
     """The alias or class path that a task needs as ``executor`` to reach ``HeteroExecutor``; None if not configured.
 
-    >>> hetero_executor_name("LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor")
+    Executors of single teams, after a semicolon, don't count: Airflow refuses this one there.
+
+    >>> hetero_executor_name("LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor;red=CeleryExecutor")
     'devices'
     """
-    for entry in re.split("[,;]", core_executor):
-        name, _, path = entry.strip().rpartition("=")[2].rpartition(":")
+    for entry in core_executor.partition(";")[0].strip("=").split(","):
+        name, _, path = entry.strip().rpartition(":")
         if path == EXECUTOR_CLASSPATH:
             return name or path
     return None

@@ -64,6 +64,8 @@ class HeteroExecutor(BaseExecutor):
     """
 
     is_local = EngineTrait()
+    supports_multi_team = False
+    """Devices, leases and the queue belong to the installation, not to a team: it is an executor of all teams."""
     serve_logs = EngineTrait()
     supports_callbacks = EngineTrait()
     supports_connection_test = EngineTrait()

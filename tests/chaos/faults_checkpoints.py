@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from hetero_airflow.settings import LEASE_VARIABLE
 from tests.chaos.reference import TRAINING
 from tests.chaos.scene import PATIENCE_S, Injury, Scene, Training
 
@@ -113,20 +114,29 @@ def full_disk(scene: Scene) -> tuple[Training, Injury]:
     return training, injury
 
 
+WITH_LEASE = f"""
+import os, runpy, sys
+os.environ["{LEASE_VARIABLE}"] = sys.argv.pop(1)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def two_copies(scene: Scene) -> tuple[Training, Injury]:
     """A second process with the task's own right to publish lives on when the task is killed and goes on elsewhere.
 
-    It has no lease in its environment, so the executor can't find and end it, as on a host that can't be reached.
+    It began without the lease in its environment, so the executor can't find and end it, as on a host that can't be
+    reached.
     """
     training = scene.train(steps=60)
     training.wait_for_checkpoint()
     scene.some_step(training, 5, 12)
     journal = training.journal.with_name("copy.jsonl")
     arguments = {"journal": str(journal), "steps": 60, "nap_s": 0.2, "every": 4, "seed": training.seed}
-    environment = {**os.environ, "HETERO_AIRFLOW_CHECKPOINT": training.starts()[-1]["place"]}
-    with subprocess.Popen(
-        [sys.executable, TRAINING, json.dumps(arguments)], env=environment, stderr=subprocess.PIPE, text=True
-    ) as copy:
+    started = training.starts()[-1]
+    environment = {**os.environ, "HETERO_AIRFLOW_CHECKPOINT": started["place"]}
+    command = [sys.executable, "-c", WITH_LEASE, started["lease"], str(TRAINING), json.dumps(arguments)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as copy:
         scene.wait_until(lambda: journal.exists() and '"step"' in journal.read_text(), "the copy to step", 0.02)
         copy.send_signal(signal.SIGSTOP)
         injury = training.wound()

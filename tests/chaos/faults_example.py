@@ -106,6 +106,6 @@ def example(scene: Scene) -> tuple[Training, Injury]:
     results = {name: training.airflow.xcom(DAG_ID, training.run_id, name) for name in ("train", "evaluate", "report")}
     assert results["train"] == undisturbed.airflow.xcom(DAG_ID, undisturbed.run_id, "train")
     assert results["evaluate"]["step"] > injury.step
-    assert results["report"].startswith(f"After {STEPS} steps ")
-    assert f"after step {results['evaluate']['step']} it was" in results["report"]
+    assert results["report"].startswith(f"Accuracy after {STEPS} steps: ")
+    assert f"; after step {results['evaluate']['step']}: " in results["report"]
     return training, injury

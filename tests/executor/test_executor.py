@@ -5,6 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 from airflow.callbacks.callback_requests import TaskCallbackRequest
+from airflow.exceptions import AirflowConfigException
+from airflow.executors.executor_loader import ExecutorLoader, ExecutorName
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.taskinstancekey import TaskInstanceKey
 from airflow.utils.state import TaskInstanceState
@@ -12,6 +14,7 @@ from sqlalchemy import NullPool, create_engine
 from sqlalchemy.exc import OperationalError
 
 import hetero_airflow.executor.executor as executor_module
+from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH
 from hetero_airflow.engines.engine import Liveness, TerminationCause, WorkerChanges
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
@@ -78,6 +81,14 @@ def queues_what_it_adopts(bench, executor, monkeypatch):
     """A queued task that it adopts waits on the bench."""
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
     monkeypatch.setattr(executor, "_read", lambda run, now: bench.hold(str(bench.runs.arrived.pop(run.key).key)))
+
+
+def test_airflow_refuses_it_as_the_executor_of_one_team_and_loads_it_for_all():
+    name = ExecutorName(EXECUTOR_CLASSPATH, alias="devices")
+    assert ExecutorLoader.load_executor(name).team_name is None
+    of_team = ExecutorName(EXECUTOR_CLASSPATH, alias="devices", team_name="red")
+    with pytest.raises(AirflowConfigException, match="does not support multi-team functionality"):
+        ExecutorLoader.load_executor(of_team)
 
 
 def test_a_task_that_the_scheduler_declares_dead_fails_where_it_can_not_be_sent_back(bench, executor):

@@ -163,7 +163,8 @@ def test_a_bad_device_is_refused_when_the_file_is_parsed(dag, device):
         ("LocalExecutor", None),
         ("hetero_airflow.executor.HeteroExecutor", "hetero_airflow.executor.HeteroExecutor"),
         ("LocalExecutor, devices:hetero_airflow.executor.HeteroExecutor", "devices"),
-        ("LocalExecutor;team1=hetero_airflow.executor.HeteroExecutor", "hetero_airflow.executor.HeteroExecutor"),
+        ("hetero_airflow.executor.HeteroExecutor;red=LocalExecutor", "hetero_airflow.executor.HeteroExecutor"),
+        ("LocalExecutor;red=hetero_airflow.executor.HeteroExecutor", None),
     ],
 )
 def test_our_executor_is_found_under_any_name(configured, name):

@@ -87,7 +87,8 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
     if recommendation.option == "executor":
         if hetero_executor_name(current or "") is not None:
             return str(current)
-        return value if (current or "") in _REPLACEABLE else f"{current},{value}"
+        of_all, separator, of_teams = (current or "").partition(";")
+        return f"{value if of_all in _REPLACEABLE else f'{of_all},{value}'}{separator}{of_teams}"
     number = _number(current)
     if recommendation.option in _AT_LEAST:
         return str(current) if number >= float(value) else value

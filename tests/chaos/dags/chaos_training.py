@@ -84,7 +84,8 @@ def train(journal, steps, nap_s, every, seed, deaths=()):
     about = {"pid": os.getpid(), "ids": list(current_lease().ids) if is_task else []}
     if "RANK" in os.environ:
         journal = join_ranks(journal)
-    starts = note(journal, {**about, "place": os.environ.get("HETERO_AIRFLOW_CHECKPOINT")})
+    place, lease = os.environ.get("HETERO_AIRFLOW_CHECKPOINT"), os.environ.get("HETERO_AIRFLOW_LEASE")
+    starts = note(journal, {**about, "place": place, "lease": lease})
     session = checkpoint.session()
     if starts < len(deaths):
         session.store = DeadlyStore(session.store, deaths[starts])
