@@ -1,5 +1,7 @@
 """Wires the parts of the executor. No other module makes them."""
 
+import logging
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import uuid4
@@ -20,6 +22,7 @@ from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.explanation.live_snapshot import tolerant_policy
 from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.housekeeping import Housekeeping
 from hetero_airflow.executor.leases.cluster_events import ClusterEvents
@@ -30,10 +33,13 @@ from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.executor.task_log import SchedulerCallbacks
+from hetero_airflow.executor.wait_logs import WaitLogs
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.cycle import Cycle
+
+log = logging.getLogger(__name__)
 
 
 class Outside(NamedTuple):
@@ -78,6 +84,9 @@ def make_dispatcher(
     def add_policy_context(snapshot: Snapshot) -> Snapshot:
         return recovery.with_marks(context.add_to(snapshot))
 
+    def add_preemption_context(snapshot: Snapshot) -> Snapshot:
+        return replace(add_policy_context(snapshot), can_preempt=True)
+
     def hardware_deadline(request_id: str) -> datetime | None:
         run = runs.of_request(request_id)
         return None if run is None else run.waiting_task.since + hardware_wait
@@ -115,6 +124,7 @@ def make_dispatcher(
         ContestedDeviceLog(configuration.worker_id),
         health,
         housekeeping,
+        WaitLogs(add_preemption_context, *tolerant_policy(configuration.policy, log.debug)),
         hardware_wait,
     )  # fmt: skip
     return dispatcher

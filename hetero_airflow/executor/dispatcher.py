@@ -25,11 +25,11 @@ from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.housekeeping import Housekeeping
 from hetero_airflow.executor.leases.cluster_events import ClusterEvents
 from hetero_airflow.executor.observer import EngineReport, Observer
-from hetero_airflow.executor.pending_task import log_waits
 from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.run import LEASED, Run
 from hetero_airflow.executor.run_index import Runs
+from hetero_airflow.executor.wait_logs import WaitLogs
 from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Refuse, Wait
@@ -61,6 +61,7 @@ class Dispatcher:
     contested_log: ContestedDeviceLog
     health: HealthWatch
     housekeeping: Housekeeping
+    wait_logs: WaitLogs
     hardware_wait: timedelta
     """``[hetero] wait_for_hardware``"""
     _decided_at: datetime | None = None
@@ -104,7 +105,8 @@ class Dispatcher:
             self.housekeeping.run(*ids, self._decided_at, now)
             if self._periods.is_due("transitions", now):
                 self._save_transitions(now)
-            log_waits((run.waiting_task for run in self.runs.queued.values()), self.store.snapshot(), now)
+            waiting = (run.waiting_task for run in self.runs.queued.values())
+            self.wait_logs.write(waiting, self.store.snapshot(), now)
             self.commands.record_placed(now)
 
     def take_reports(

@@ -1,7 +1,5 @@
 """What a task asks for that is QUEUED for Airflow and waits here."""
 
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -14,20 +12,13 @@ from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import ServiceRecord
-from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.task_names import TaskNames
 
 SETTLING_TIME = timedelta(seconds=1)
 """How long after a task was queued Airflow's database is asked whether it is still QUEUED; Airflow checks this itself
 before it starts a task. Also how long after a placement it is written to the task's log: an earlier write would slow
 the start."""
-
-
-_LOG_S = 0.2
-"""The logs of waiting tasks are written for this long in one heartbeat. On a busy disk, one takes milliseconds."""
-
-_LOG_LINES = 100
-"""How many lines one heartbeat writes at most; 2,000 waiting tasks have theirs after 20 heartbeats."""
 
 _LOG_PAUSE = timedelta(seconds=30)
 """The least time between two lines about the wait of a task."""
@@ -139,26 +130,15 @@ class PendingTask:
         is_new_kind = decision.reason.code != self.logged_code
         return now - self.logged_at >= (_LOG_PAUSE if is_new_kind else max(_LOG_PAUSE, (now - self.since) * _LOG_PART))
 
-    def log_wait(self, decision: Wait, names: TaskNames, now: datetime) -> bool:
-        """Write into the task's log why it waits and at which place; False if it says that already."""
+    def log_wait(self, decision: Wait, names: TaskNames, now: datetime, more: str = "") -> bool:
+        """Write into the task's log why it waits and at which place; False if it says that already.
+
+        :param more: what the line says beside; nothing that is worth a line of its own
+        """
         wait = f"Waiting for {self.request}: {decision.reason} (place {decision.position} in the queue)"
         text = names.put_into(wait, {self.workload.ti.dag_id})
         if text == self.logged_wait:
             return False
         self.logged_wait, self.logged_code, self.logged_at = text, decision.reason.code, now
-        write_task_log(self.workload.log_path, text, now)
+        write_task_log(self.workload.log_path, text + more, now)
         return True
-
-
-def log_waits(tasks: Iterable[PendingTask], snapshot: Snapshot, now: datetime) -> None:
-    """Let the tasks' logs say why they wait. Thousands may be new at once: the next call goes on with the rest."""
-    unlogged = ((task, task.unlogged_wait) for task in tasks if task.unlogged_wait is not None)
-    due = [(task, wait) for task, wait in unlogged if task.may_log_wait(wait, now)]
-    if not due:
-        return
-    names, lines, until = TaskNames.of(snapshot), 0, time.monotonic() + _LOG_S
-    for task, wait in due:
-        task.unlogged_wait = None
-        lines += task.log_wait(wait, names, now)
-        if lines >= _LOG_LINES or time.monotonic() >= until:
-            break

@@ -16,6 +16,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import period_of
+from hetero_airflow.scheduling.advice.start_estimate import Decide
 from hetero_airflow.scheduling.paused_requests import decide_without_paused
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import read_pending
@@ -39,15 +40,19 @@ class LiveSnapshots:
         return replace(self._context.add_to(self._store.snapshot()), can_preempt=True)
 
 
-def configured_policy(warn: Callable[[str], None]) -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:
-    """The decision of the configured policy on a snapshot, and the policy's period in seconds.
+def configured_policy(warn: Callable[[str], None]) -> tuple[Decide, float | None]:
+    """See `tolerant_policy`."""
+    return tolerant_policy(read_configuration().policy, warn)
+
+
+def tolerant_policy(name: str, warn: Callable[[str], None]) -> tuple[Decide, float | None]:
+    """The decision of a new instance of a policy on a snapshot, and the policy's period in seconds.
 
     When the policy raises an error, the priority policy replaces it for this and all later decisions, as in the
     scheduler.
 
     :param warn: gets a line of text when that happens
     """
-    name = read_configuration().policy
     policy = load_policy(name)
 
     def decide_active(snapshot: Snapshot, now: datetime) -> Plan:
