@@ -80,6 +80,15 @@ _PRIORITY = Arg(
 )
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="An id that `airflow hetero workers --json` shows")
 _WORKER = Arg(("worker",), metavar="WORKER", help="The worker's name; by default an agent uses its host's name")
+_JOIN = (
+    Arg(("--names",), required=True, metavar="PATTERN", help="The workers' names, as in a shell, such as 'gpu-*'"),
+    Arg(("--workers",), type=int, default=100, metavar="N", help="How many of them at the same time; default: 100"),
+    Arg(("--valid",), metavar="TIME", default="30d", help="How long workers can enrol with it; default: 30d"),
+)
+_REVOKED = (
+    Arg(("worker",), metavar="WORKER", nargs="?", help="The worker's name"),
+    Arg(("--token",), metavar="ID", help="A join token instead, by the id that `airflow hetero tokens` shows"),
+)
 _FORGOTTEN = Arg(("worker",), metavar="NAME", help="The name that `airflow hetero workers` shows")
 _AGENT = (
     Arg(("--url",), required=True, help="The address of Airflow's API server, as browsers use it"),
@@ -193,7 +202,9 @@ COMMANDS: tuple[Command, ...] = (
     _command(_workers, "workers", "List the workers, their devices and what is leased of them", _SITE, _JSON),
     _command(_workers, "worker", "Run this host's agent: report its devices to Airflow's API server", *_AGENT),
     _command(_enrolment, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
-    _command(_enrolment, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
+    _command(_enrolment, "token", "Print a token, once, with which workers enrol by themselves", *_JOIN),
+    _command(_enrolment, "tokens", "List the join tokens, and how many workers each has enrolled"),
+    _command(_enrolment, "revoke", "Refuse a worker's agent and give it no new task, or end a join token", *_REVOKED),
     _command(_enrolment, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN),
     _command(_drains, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
     _command(_drains, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET),
@@ -252,12 +263,12 @@ def get_commands() -> "list[CLICommand]":
 
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
-    ['devices', 'models', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain']
-    >>> names[8:15]
-    ['undrain', 'top', 'queue', 'explain', 'decisions', 'usage', 'cancel']
-    >>> names[15:22]
+    ['devices', 'models', 'workers', 'worker', 'enroll', 'token', 'tokens', 'revoke']
+    >>> names[8:17]
+    ['forget', 'drain', 'undrain', 'top', 'queue', 'explain', 'decisions', 'usage', 'cancel']
+    >>> names[17:24]
     ['pause', 'unpause', 'bump', 'plan', 'simulate', 'render', 'snapshot']
-    >>> names[22:]
+    >>> names[24:]
     ['config', 'doctor', 'alerts', 'dashboard', 'cleanup', 'schema']
     """
     from airflow.cli.cli_config import ActionCommand, GroupCommand

@@ -16,7 +16,7 @@ from hetero_airflow.errors import HeteroError
 WITHOUT_AIRFLOW = frozenset(
     {
         *("devices", "models", "workers", "drain", "undrain", "top", "queue", "explain", "decisions", "usage"),
-        *("snapshot", "alerts", "dashboard", "schema"),
+        *("enroll", "token", "tokens", "revoke", "forget", "snapshot", "alerts", "dashboard", "schema"),
     }
 )
 """The commands that need no part of Airflow."""

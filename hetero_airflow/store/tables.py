@@ -164,6 +164,7 @@ worker_key = sa.Table(
     sa.Column("public_key", sa.String(64), comment="Ed25519, 64 hexadecimal digits; NULL until its agent has enrolled"),
     sa.Column("enrolled_at", UtcDateTime),
     sa.Column("revoked_at", UtcDateTime),
+    sa.Column("join_token", sa.String(16), comment="The token that its agent joined with"),
     sa.Column(
         "nonce", sa.BigInteger, nullable=False, comment="Of the newest request that was taken; older ones are replays"
     ),
@@ -172,6 +173,21 @@ worker_key = sa.Table(
     sa.PrimaryKeyConstraint("worker_id"),
     sa.Index(None, "changed"),
     comment="Who may speak for a worker; outlives it",
+)
+
+join_token = sa.Table(
+    "hetero_join_token",
+    metadata,
+    sa.Column("id", sa.String(16)),
+    sa.Column("secret_hash", sa.String(64), nullable=False, comment="SHA-256 of the secret, which nobody keeps here"),
+    sa.Column("names", sa.String(256), nullable=False, comment="A pattern of the workers' names"),
+    sa.Column("max_workers", sa.Integer, nullable=False, comment="At the same time"),
+    sa.Column("until", UtcDateTime, nullable=False),
+    sa.Column("created_at", UtcDateTime, nullable=False),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.PrimaryKeyConstraint("id"),
+    sa.Index(None, "secret_hash", unique=True),
+    comment="With one, workers enrol by themselves",
 )
 
 request = sa.Table(

@@ -26,6 +26,7 @@ from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import Inventory, WorkerState
+from hetero_airflow.store.sql.join_tokens import JoinToken, JoinTokens
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import RequestSubmitted
 from hetero_airflow.testing import a_pending, a_place, a_worker, move_lease
@@ -117,6 +118,21 @@ def test_an_agent_enrols_once_and_goes_on_with_its_key(server, enrolment, tmp_pa
         assert again.send_inventory(InventoryReport(worker=WORKER)).inventory
         again.close()
     first.close()
+
+
+def test_agents_of_any_number_of_workers_join_with_one_token(server, engine, tmp_path):
+    now = datetime.now(UTC)
+    JoinTokens(engine).create(JoinToken("join-1", "worker-*", 2, now + HOUR, now, None), hash_secret(SECRET))
+    for name in ("worker-a", "worker-b", "worker-a"):
+        path = key_path(tmp_path, name)
+        link = open_connection(server.url, name, path, SECRET, pause=never, rng=random.Random(1))
+        assert link is not None
+        assert link.send_inventory(InventoryReport(worker=a_worker(name, engine="celery"))).inventory
+        link.close()
+    for name, problem in (("worker-c", "2 workers that it has enrolled"), ("other", "a token for worker-")):
+        path = key_path(tmp_path, name)
+        with pytest.raises(RefusedByServer, match=problem):
+            open_connection(server.url, name, path, SECRET, pause=never, rng=random.Random(1))
 
 
 def test_an_agent_without_key_and_secret_says_what_to_do(server, tmp_path):

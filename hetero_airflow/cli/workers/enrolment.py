@@ -1,9 +1,9 @@
-"""``airflow hetero enroll``, ``revoke`` and ``forget``: which workers may have an agent."""
+"""``airflow hetero enroll``, ``token``, ``revoke`` and ``forget``: which workers may have an agent."""
 
 import secrets
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,13 +13,17 @@ from sqlalchemy import Engine
 from hetero_airflow.agent.protocol import ENROLMENT_S, ENROLMENT_VARIABLE, Name
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.cli.action import action, database, open_store
-from hetero_airflow.cli.output import age, cell, show
+from hetero_airflow.cli.output import age, cell, show, table
 from hetero_airflow.errors import HeteroError, shorten
+from hetero_airflow.store.sql.join_tokens import JoinToken, JoinTokens
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
+from hetero_airflow.units import parse_duration_s
 from hetero_airflow.validation import first_problem
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+MAX_WORKERS = 100_000
 
 _MIN_UNUSED = timedelta(seconds=60)
 """Agents and schedulers that use the worker would do so several times within this time."""
@@ -45,6 +49,60 @@ def enroll_worker(engine: Engine, worker_id: str, now: datetime) -> Iterator[Ren
     yield cell("URL is the address of Airflow's API server. The secret is not shown again.")
 
 
+@action
+def token(args: Namespace) -> None:
+    """Print a token with which workers enrol by themselves."""
+    show(*make_token(database(), args.names, args.workers, args.valid, datetime.now(UTC)))
+
+
+def make_token(engine: Engine, names: str, workers: int, valid: str, now: datetime) -> Iterator[RenderableType]:
+    """Make and show a join token. The database keeps only its hash.
+
+    :param names: a pattern of the workers' names, as of a shell
+    :param workers: how many of them may be there at the same time
+    :param valid: how long it lets workers join
+    :raises HeteroError: an argument is not valid
+    """
+    pattern, seconds = check_name(names), parse_duration_s(valid, "--valid")
+    if not 1 <= workers <= MAX_WORKERS:
+        found = f"a number outside 1 to {MAX_WORKERS}"
+        raise HeteroError(f"--workers {workers}", found=found, remedy="Say how many workers may join")
+    secret, id_ = secrets.token_urlsafe(32), f"join-{secrets.token_hex(4)}"
+    until = now + timedelta(seconds=seconds)
+    JoinTokens(engine).create(JoinToken(id_, pattern, workers, until, now, None), hash_secret(secret))
+    yield cell(f"Join token {id_}: workers with names like {pattern}, up to {workers} at a time, can enrol for")
+    yield cell(f"{age(now, until)}. Run this on each of their hosts, with a name of its own (default: the host's):")
+    yield cell("")
+    yield cell(f"  {ENROLMENT_VARIABLE}={secret} airflow hetero worker --url URL")
+    yield cell("")
+    yield cell("Who has the secret can enrol such a worker and gets its tasks: keep it in a secret store. It is not")
+    yield cell(f"shown again. `airflow hetero revoke --token {id_}` ends it.")
+
+
+@action
+def tokens(args: Namespace) -> None:
+    """List the join tokens."""
+    show(*tokens_report(JoinTokens(database()).all(), datetime.now(UTC)))
+
+
+def tokens_report(known: Sequence[JoinToken], now: datetime) -> Iterator[RenderableType]:
+    """The tokens as a table. Pure."""
+    if not known:
+        yield cell("There is no join token. `airflow hetero token --names PATTERN` makes one.")
+        return
+    rows = [
+        (cell(each.id), cell(each.names), cell(f"{each.workers} / {each.max_workers}"), cell(_validity(each, now)))
+        for each in known
+    ]
+    yield table(("Token", "Names", "Workers", "Valid"), rows)
+
+
+def _validity(token: JoinToken, now: datetime) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {age(token.revoked_at, now)} ago"
+    return f"for {age(now, token.until)}" if now < token.until else f"ended {age(token.until, now)} ago"
+
+
 def check_name(name: str) -> str:
     """The name, if it is valid for a worker.
 
@@ -66,8 +124,23 @@ def check_name(name: str) -> str:
 
 @action
 def revoke(args: Namespace) -> None:
-    """Refuse a worker's agent from now on."""
-    show(*revoke_worker(database(), args.worker, datetime.now(UTC)))
+    """Refuse a worker's agent, or a join token, from now on."""
+    if (args.worker is None) == (args.token is None):
+        remedy = "Name a worker, or give --token and the id that `airflow hetero tokens` shows"
+        raise HeteroError("revoke", found="neither a worker nor a token, or both", remedy=remedy)
+    now = datetime.now(UTC)
+    show(*(revoke_worker(database(), args.worker, now) if args.worker else revoke_token(database(), args.token, now)))
+
+
+def revoke_token(engine: Engine, id: str, now: datetime) -> Iterator[RenderableType]:
+    """Let nobody join with a token any more, and say what follows.
+
+    :raises IdentityError: there is no such token, or it is revoked already
+    """
+    workers = JoinTokens(engine).revoke(id, now)
+    yield cell(f"Join token {id} is revoked. Nobody can enrol with it.", style="bold")
+    if workers:
+        yield cell(f"{workers} of its workers stay, with keys of their own. `airflow hetero revoke WORKER` ends one.")
 
 
 def revoke_worker(engine: Engine, worker_id: str, now: datetime) -> Iterator[RenderableType]:

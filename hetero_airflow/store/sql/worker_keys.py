@@ -14,6 +14,7 @@ from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.agent_messages import AgentMessage, AgentReply, read_keys, record_messages
 from hetero_airflow.store.sql.events import record_events
+from hetero_airflow.store.sql.join_tokens import check_join, read_token
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_transaction, write_transaction
 from hetero_airflow.store.store import WorkerLost
 
@@ -82,29 +83,30 @@ class WorkerKeys:
                     remedy="Give this worker another name",
                 )
             values: dict[str, Any] = {"secret_hash": secret_hash, "secret_until": until, "public_key": None}
-            values |= {"enrolled_at": None, "revoked_at": None, "nonce": 0, "instance": ""}
+            values |= {"enrolled_at": None, "revoked_at": None, "join_token": None, "nonce": 0, "instance": ""}
             _write_key(transaction, worker_id, values, is_new=row is None)
 
     def knows_secret(self, secret_hash: str) -> bool:
-        """Whether the secret was made for a worker that is not revoked."""
+        """Whether the secret was made for a worker that is not revoked, or is that of a join token."""
         query = select(_KEY.worker_id).where(_KEY.secret_hash == secret_hash)
         with read_transaction(self._engine) as connection:
-            return connection.execute(query).first() is not None
+            return connection.execute(query).first() is not None or read_token(connection, secret_hash) is not None
 
     def enrol(self, worker_id: str, secret_hash: str, public_key: str, now: datetime) -> None:
         """Store the worker's key. Enrolling the same key with the same secret again changes nothing.
 
-        :raises IdentityError: the secret is not the worker's, was used, or is too old
+        :param secret_hash: of the worker's own secret, or of a join token
+        :raises IdentityError: the secret is not the worker's, was used, or is too old; or the token's limits forbid it
         """
         with read_transaction(
             self._engine
         ) as connection:  # a client that guesses secrets must not take the writers' lock
-            _check_secret(_read_key(connection, worker_id), worker_id, secret_hash, public_key, now)
+            _new_values(connection, worker_id, secret_hash, public_key, now)
         with write_transaction(self._engine) as transaction:
-            row = _read_key(transaction.connection, worker_id)
-            _check_secret(row, worker_id, secret_hash, public_key, now)
-            if row is not None and row.public_key is None:
-                _write_key(transaction, worker_id, {"public_key": public_key, "enrolled_at": now}, is_new=False)
+            is_new = _read_key(transaction.connection, worker_id) is None
+            values = _new_values(transaction.connection, worker_id, secret_hash, public_key, now)
+            if values is not None:
+                _write_key(transaction, worker_id, values, is_new=is_new)
 
     def revoke(self, worker_id: str, now: datetime) -> bool:
         """Refuse the worker's agent from now on, and give the worker no new task; returns whether it had a key.
@@ -135,6 +137,24 @@ class WorkerKeys:
         """Record the messages of agents; returns the reply to each, in order."""
         with write_transaction(self._engine) as transaction:
             return record_messages(transaction, messages, now)
+
+
+def _new_values(
+    connection: Connection, worker_id: str, secret_hash: str, public_key: str, now: datetime
+) -> dict[str, Any] | None:
+    """What the row of the worker's key has to become; None if it is that already.
+
+    :raises IdentityError: the secret may not enrol this key
+    """
+    row, token = _read_key(connection, worker_id), read_token(connection, secret_hash)
+    enrolled = {"public_key": public_key, "enrolled_at": now}
+    if token is None:
+        _check_secret(row, worker_id, secret_hash, public_key, now)
+        return enrolled if row is not None and row.public_key is None else None
+    if not check_join(connection, token, row, worker_id, public_key, now):
+        return None
+    unused = {"secret_hash": None, "secret_until": None, "nonce": 0, "instance": ""}
+    return {**enrolled, **unused, "join_token": token.id}
 
 
 def _check_secret(

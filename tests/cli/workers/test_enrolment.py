@@ -8,9 +8,18 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, select
 
 from hetero_airflow.agent.tokens import hash_secret
-from hetero_airflow.cli.workers.enrolment import check_name, enroll_worker, revoke_worker
+from hetero_airflow.cli.workers.enrolment import (
+    check_name,
+    enroll_worker,
+    make_token,
+    revoke_token,
+    revoke_worker,
+    tokens_report,
+)
 from hetero_airflow.errors import HeteroError, IdentityError
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql.join_tokens import JoinTokens
+from hetero_airflow.store.sql.worker_keys import WorkerKeys
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,6 +48,40 @@ def test_a_secret_is_shown_once_and_kept_as_a_hash(database, render):
         (row,) = connection.execute(select(tables.worker_key))
     assert row.secret_hash == hash_secret(secret)
     assert secret not in str(row)
+
+
+def test_a_join_token_is_shown_once_listed_and_revoked(database, render):
+    text = render(make_token(database, "gpu-*", 20, "30d", NOW), width=120)
+    assert "workers with names like gpu-*, up to 20 at a time" in text
+    (secret,) = re.findall(r"HETERO_AIRFLOW_ENROLMENT=(\S{43}) airflow hetero worker --url URL$", text, re.MULTILINE)
+    (id_,) = set(re.findall(r"join-[0-9a-f]{8}", text))
+    keys = WorkerKeys(database)
+    keys.enrol("gpu-1", hash_secret(secret), "a" * 64, NOW)
+    listed = render(tokens_report(JoinTokens(database).all(), NOW))
+    assert listed.splitlines()[1].split("  ")[0] == id_
+    assert "1 / 20" in listed
+    assert "for 30 d" in listed
+    assert secret not in listed
+    text = render(revoke_token(database, id_, NOW), width=120)
+    assert text.startswith(f"Join token {id_} is revoked. Nobody can enrol with it.\n1 of its workers stay")
+    assert "revoked 0 s ago" in render(tokens_report(JoinTokens(database).all(), NOW))
+    with pytest.raises(IdentityError, match="that it is revoked already"):
+        list(revoke_token(database, id_, NOW))
+
+
+@pytest.mark.parametrize(
+    ("names", "workers", "valid", "problem"),
+    [
+        ("", 1, "1d", "Use another name"),
+        ("gpu-*,cpu-*", 1, "1d", "Use another name"),
+        ("gpu-*", 0, "1d", "a number outside 1 to 100000"),
+        ("gpu-*", 1, "soon", "--valid="),
+    ],
+)
+def test_a_token_with_bad_limits_is_refused(database, names, workers, valid, problem):
+    with pytest.raises(HeteroError, match=problem):
+        list(make_token(database, names, workers, valid, NOW))
+    assert JoinTokens(database).all() == []
 
 
 def test_revoking_a_worker_and_an_unused_secret_have_different_texts(database, render):
