@@ -243,6 +243,13 @@ OPTIONS: tuple[Option, ...] = (
         "move at once. Empty: nothing is asked.",
     ),
     Option(
+        "kubernetes_agents",
+        "",
+        "string",
+        "Service accounts whose pods may run agents and enrol by their own token, as NAMESPACE/NAME, separated by "
+        "commas. The worker then has the pod's name. Empty: none.",
+    ),
+    Option(
         "metrics_token",
         "",
         "string",

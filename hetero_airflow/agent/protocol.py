@@ -61,6 +61,13 @@ _MARKUP = frozenset("<>")
 M = TypeVar("M", bound=BaseModel)
 
 
+POD_AUDIENCE = "hetero-airflow"
+"""The audience of the service account's token with which an agent in a pod enrols."""
+
+POD_TOKEN_PATH = "/var/run/secrets/hetero-airflow/token"  # noqa: S105  a path
+"""Where that token is mounted."""
+
+
 class RefusalCode(StrEnum):
     """Why the server refused a request. The agent's reaction depends only on this code."""
 

@@ -164,7 +164,7 @@ worker_key = sa.Table(
     sa.Column("public_key", sa.String(64), comment="Ed25519, 64 hexadecimal digits; NULL until its agent has enrolled"),
     sa.Column("enrolled_at", UtcDateTime),
     sa.Column("revoked_at", UtcDateTime),
-    sa.Column("join_token", sa.String(16), comment="The token that its agent joined with"),
+    sa.Column("joined_by", sa.String(512), comment="The join token or service account that its agent joined with"),
     sa.Column(
         "nonce", sa.BigInteger, nullable=False, comment="Of the newest request that was taken; older ones are replays"
     ),

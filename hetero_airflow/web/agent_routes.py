@@ -46,6 +46,8 @@ A fatal error counts as of now too: otherwise the quarantine of an error that is
 """
 MAX_ENROLLING = 8
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+_POD_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+"""A JSON web token, which a service account has."""
 _REFUSALS: dict[Admission, tuple[RefusalCode, str, str]] = {
     Admission.REPLAYED: (RefusalCode.REPLAYED, "one that was accepted before", "Sign a new token for each request"),
     Admission.REVOKED: (
@@ -88,26 +90,44 @@ class AgentRoutes:
     async def enrol(self, request: Request) -> Response:
         """Store the public key of the agent that sends a worker's one-time secret."""
         secret = _bearer(request)
-        if not _SECRET.fullmatch(secret):
+        is_pod = _POD_TOKEN.fullmatch(secret) is not None
+        if not is_pod and not _SECRET.fullmatch(secret):
             raise _unauthenticated("no enrolment secret")
         if self._enrolling >= MAX_ENROLLING:
             raise _refused(RefusalCode.UNAVAILABLE, f"{MAX_ENROLLING} enrolments at present", "Try again")
         self._enrolling += 1
         try:
-            hashed = hash_secret(secret)
-            if not await asyncio.to_thread(self._keys.knows_secret, hashed):
-                raise _refused(
-                    RefusalCode.ENROLMENT,
-                    "a secret that enrols no worker",
-                    "Make a new one with `airflow hetero enroll`",
-                )
-            enrolment = self._parse(Enrolment, await read_bounded(request, MAX_SMALL_BYTES, ASKED), "")
-            read_public_key(enrolment.public_key)
-            key = (enrolment.worker, hashed, enrolment.public_key)
-            await asyncio.to_thread(self._keys.enrol, *key, datetime.now(UTC))
+            await (self._enrol_pod(request, secret) if is_pod else self._enrol_by_secret(request, secret))
         finally:
             self._enrolling -= 1
         return Response(status_code=204)
+
+    async def _enrol_by_secret(self, request: Request, secret: str) -> None:
+        hashed = hash_secret(secret)
+        if not await asyncio.to_thread(self._keys.knows_secret, hashed):
+            raise _refused(
+                RefusalCode.ENROLMENT, "a secret that enrols no worker", "Make a new one with `airflow hetero enroll`"
+            )
+        enrolment = await self._read_enrolment(request)
+        key = (enrolment.worker, hashed, enrolment.public_key)
+        await asyncio.to_thread(self._keys.enrol, *key, datetime.now(UTC))
+
+    async def _enrol_pod(self, request: Request, token: str) -> None:
+        try:
+            from hetero_airflow.web import pod_identity
+        except ImportError:
+            found, remedy = "no package kubernetes on the API server", "Install hetero-airflow[kubernetes] there"
+            raise _refused(RefusalCode.ENROLMENT, found, remedy) from None
+        pod = await asyncio.to_thread(pod_identity.review, token, pod_identity.allowed_accounts())
+        enrolment = await self._read_enrolment(request)
+        pod_identity.check_name(pod, enrolment.worker)
+        key = (enrolment.worker, pod.joined_by, enrolment.public_key)
+        await asyncio.to_thread(self._keys.enrol_pod, *key, datetime.now(UTC))
+
+    async def _read_enrolment(self, request: Request) -> Enrolment:
+        enrolment = self._parse(Enrolment, await read_bounded(request, MAX_SMALL_BYTES, ASKED), "")
+        read_public_key(enrolment.public_key)
+        return enrolment
 
     async def inventory(self, request: Request) -> Response:
         """Record a worker's inventory."""

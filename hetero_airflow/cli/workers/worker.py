@@ -13,7 +13,7 @@ from airflow.configuration import AIRFLOW_HOME
 from hetero_airflow.agent.agent import Agent
 from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.lease_watch import LeaseWatch
-from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, SCHEDULER_ENGINE
+from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, POD_TOKEN_PATH, SCHEDULER_ENGINE
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enrolment import check_name
@@ -65,7 +65,8 @@ def run_agent(
     leases = LeaseWatch(worker_id, user=None if user is None else _number_of_user(user))
     signals, rng = StopSignals(), random.Random()  # noqa: S311  spreads retries, nothing secret
     signals.listen()
-    secret = os.environ.pop(ENROLMENT_VARIABLE, "")  # the processes that discovery starts must not see it
+    # The processes that discovery starts must not see the secret.
+    secret = os.environ.pop(ENROLMENT_VARIABLE, "") or pod_token(Path(POD_TOKEN_PATH))
     connection = open_connection(url, worker_id, key_path(home, worker_id), secret, pause=signals.pause, rng=rng)
     if connection is None:
         return
@@ -89,6 +90,20 @@ def run_agent(
         watch.close()
         errors.close()
         connection.close()
+
+
+def pod_token(path: Path) -> str:
+    """The token of the service account with which a pod enrols; empty where none is mounted.
+
+    :raises HeteroError: it can't be read
+    """
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        remedy = "Let the user of the agent read it: set fsGroup in the pod's securityContext"
+        raise HeteroError(str(path), found=type(error).__name__, remedy=remedy) from error
 
 
 def _number_of_user(name: str) -> int:

@@ -101,13 +101,11 @@ def check_join(
     asked = f"to enrol worker {shorten(worker_id)} with the join token {token.id}"
     _check_limits(token, asked, worker_id, now)
     state = connection.execute(select(_WORKER.state).where(_WORKER.id == worker_id)).scalar()
-    if key is None and state is not None:
-        found = "a worker of this name that a scheduler reports as its own host"
-        raise IdentityError(asked, found=found, remedy="Give this worker another name")
-    if key is not None:
-        if key.public_key == public_key and key.revoked_at is None:
-            return False
-        _check_other_key(token, key, asked, state, now)
+    if not _is_new(key, state, asked, public_key):
+        return False
+    if key is not None and key.public_key is not None and not (key.joined_by == token.id and _is_gone(key, state, now)):
+        remedy = "Give each worker a name of its own. Once the other one is lost, the token can replace its key"
+        raise IdentityError(asked, found=_OTHERS_KEY, remedy=remedy)
     if _workers_of(connection, [token.id], except_for=worker_id).get(token.id, 0) >= token.max_workers:
         found = f"{token.max_workers} workers that it has enrolled, its limit"
         raise IdentityError(asked, found=found, remedy="Wait until one of them is lost, or make another token")
@@ -126,35 +124,62 @@ def _check_limits(token: Row[*tuple[Any, ...]], asked: str, worker_id: str, now:
         raise IdentityError(asked, found=f"a token for {token.names}", remedy="Give the agent such a --name")
 
 
-def _check_other_key(
-    token: Row[*tuple[Any, ...]], key: Row[*tuple[Any, ...]], asked: str, state: str | None, now: datetime
-) -> None:
-    """Check that the key that the worker has may be replaced."""
+def check_pod_join(
+    connection: Connection, key: Row[*tuple[Any, ...]] | None, worker_id: str, joined_by: str, public_key: str
+) -> bool:
+    """Whether this key may be enrolled for the pod of this name; False if it is enrolled already.
+
+    A key that the same service account has enrolled is replaced at once: only one pod has this name.
+
+    :param key: the worker's row of `tables.worker_key`
+    :raises IdentityError: another agent, or a person, forbids it
+    """
+    asked = f"to enrol worker {shorten(worker_id)} for {joined_by}"
+    state = connection.execute(select(_WORKER.state).where(_WORKER.id == worker_id)).scalar()
+    if not _is_new(key, state, asked, public_key):
+        return False
+    if key is not None and key.public_key is not None and key.joined_by != joined_by:
+        raise IdentityError(asked, found=_OTHERS_KEY, remedy="Give each worker a name of its own")
+    return True
+
+
+_OTHERS_KEY = "the key of another agent"
+
+
+def _is_new(key: Row[*tuple[Any, ...]] | None, state: str | None, asked: str, public_key: str) -> bool:
+    """Whether the worker has another key or none.
+
+    :raises IdentityError: a person has revoked the worker, or a scheduler reports it
+    """
+    if key is None:
+        if state is not None:
+            found = "a worker of this name that a scheduler reports as its own host"
+            raise IdentityError(asked, found=found, remedy="Give this worker another name")
+        return True
     if key.revoked_at is not None:
         found = "that a person has revoked the worker"
         raise IdentityError(asked, found=found, remedy=f"Run `airflow hetero enroll {key.worker_id}`, or forget it")
-    is_gone = state == WorkerState.LOST or (state is None and _is_silent(key, now))
-    if key.public_key is not None and not (key.join_token == token.id and is_gone):
-        found = "the key of another agent"
-        remedy = "Give each worker a name of its own. Once the other one is lost, the token can replace its key"
-        raise IdentityError(asked, found=found, remedy=remedy)
+    return bool(key.public_key != public_key)
 
 
-def _is_silent(key: Row[*tuple[Any, ...]], now: datetime) -> bool:
+def _is_gone(key: Row[*tuple[Any, ...]], state: str | None, now: datetime) -> bool:
+    """Whether the agent with this key has ended."""
+    if state is not None:
+        return state == WorkerState.LOST
     return key.enrolled_at is not None and now - key.enrolled_at > _SILENT
 
 
 def _workers_of(connection: Connection, tokens: Iterable[str], except_for: str = "") -> dict[str, int]:
     """Token → how many of its workers are there, or have just enrolled."""
     query = (
-        select(_KEY.join_token, func.count().label("workers"))
+        select(_KEY.joined_by, func.count().label("workers"))
         .outerjoin(tables.worker, _WORKER.id == _KEY.worker_id)
         .where(
-            _KEY.join_token.in_([*tokens]),
+            _KEY.joined_by.in_([*tokens]),
             _KEY.revoked_at.is_(None),
             _KEY.worker_id != except_for,
             func.coalesce(_WORKER.state, WorkerState.ONLINE) != WorkerState.LOST,
         )
-        .group_by(_KEY.join_token)
+        .group_by(_KEY.joined_by)
     )
-    return {row.join_token: row.workers for row in connection.execute(query)}
+    return {row.joined_by: row.workers for row in connection.execute(query)}

@@ -14,11 +14,14 @@ from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.agent_messages import AgentMessage, AgentReply, read_keys, record_messages
 from hetero_airflow.store.sql.events import record_events
-from hetero_airflow.store.sql.join_tokens import check_join, read_token
+from hetero_airflow.store.sql.join_tokens import check_join, check_pod_join, read_token
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_transaction, write_transaction
 from hetero_airflow.store.store import WorkerLost
 
 _KEY = tables.worker_key.c
+
+_NEVER_USED: dict[str, Any] = {"secret_hash": None, "secret_until": None, "nonce": 0, "instance": ""}
+"""What a row has beside a key that was just enrolled without a secret of its own."""
 
 
 def grant_signer(engine: Engine) -> GrantSigner:
@@ -83,7 +86,7 @@ class WorkerKeys:
                     remedy="Give this worker another name",
                 )
             values: dict[str, Any] = {"secret_hash": secret_hash, "secret_until": until, "public_key": None}
-            values |= {"enrolled_at": None, "revoked_at": None, "join_token": None, "nonce": 0, "instance": ""}
+            values |= {"enrolled_at": None, "revoked_at": None, "joined_by": None, "nonce": 0, "instance": ""}
             _write_key(transaction, worker_id, values, is_new=row is None)
 
     def knows_secret(self, secret_hash: str) -> bool:
@@ -107,6 +110,18 @@ class WorkerKeys:
             values = _new_values(transaction.connection, worker_id, secret_hash, public_key, now)
             if values is not None:
                 _write_key(transaction, worker_id, values, is_new=is_new)
+
+    def enrol_pod(self, worker_id: str, joined_by: str, public_key: str, now: datetime) -> None:
+        """Store the key of a worker whose cluster has vouched for its agent: it is the pod of this name.
+
+        :param joined_by: who vouches: the cluster's service account
+        :raises IdentityError: a person has revoked the worker, or others have enrolled or reported one of this name
+        """
+        with write_transaction(self._engine) as transaction:
+            row = _read_key(transaction.connection, worker_id)
+            if check_pod_join(transaction.connection, row, worker_id, joined_by, public_key):
+                values = {"public_key": public_key, "enrolled_at": now, "joined_by": joined_by} | _NEVER_USED
+                _write_key(transaction, worker_id, values, is_new=row is None)
 
     def revoke(self, worker_id: str, now: datetime) -> bool:
         """Refuse the worker's agent from now on, and give the worker no new task; returns whether it had a key.
@@ -153,8 +168,7 @@ def _new_values(
         return enrolled if row is not None and row.public_key is None else None
     if not check_join(connection, token, row, worker_id, public_key, now):
         return None
-    unused = {"secret_hash": None, "secret_until": None, "nonce": 0, "instance": ""}
-    return {**enrolled, **unused, "join_token": token.id}
+    return {**enrolled, **_NEVER_USED, "joined_by": token.id}
 
 
 def _check_secret(
