@@ -7,8 +7,6 @@ import json
 import symtable
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from airflow.sdk import Context
@@ -18,6 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from hetero_airflow.errors import RequestError
 from hetero_airflow.operators.torchrun import TorchrunOperator
 from hetero_airflow.runtime.rank_process import RESULT_VARIABLE
+from hetero_airflow.runtime.scratch_folder import ScratchFolder
 
 _ARGUMENTS = "arguments.json"
 
@@ -54,12 +53,15 @@ class TorchrunDecoratedOperator(TorchrunOperator, DecoratedOperator):
         :raises RanksFailed: torchrun gave up
         """
         arguments = {"args": list(self.op_args), "kwargs": dict(self.determine_kwargs(context))}
-        with TemporaryDirectory(prefix="hetero-airflow-torchrun-") as folder:
-            (Path(folder) / _ARGUMENTS).write_text(_as_json(arguments))
-            script = Path(folder) / str(self.script)
+        folder = ScratchFolder("hetero-airflow-torchrun-")
+        try:
+            (folder.root / _ARGUMENTS).write_text(_as_json(arguments))
+            script = folder.root / f"{self.python_callable.__name__}.py"
             script.write_text(script_of(self.python_callable, sys.path))
             self.script = str(script)
             return super().execute(context)
+        finally:
+            folder.remove()
 
 
 def script_of(function: Callable[..., Any], paths: Sequence[str] = ()) -> str:
