@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 
 from kubernetes.client import (  # type: ignore[import-untyped]
-    ApiClient,
     ApiException,
     AuthenticationV1Api,
     Configuration,
@@ -21,13 +20,12 @@ from urllib3.exceptions import HTTPError
 
 from hetero_airflow.agent.protocol import POD_AUDIENCE
 from hetero_airflow.contract.airflow_options import options
+from hetero_airflow.engines.kubernetes.clients import CALL_LIMIT_S, OneTryClient, close
 from hetero_airflow.errors import IdentityError, StoreUnavailable, shorten
 from hetero_airflow.settings import SECTION, default
 
 _USER = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 _POD = "authentication.kubernetes.io/pod-name"
-_LIMIT_S = (2.0, 5.0)
-"""Most time to connect to the cluster, and to wait for its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,11 @@ def review(token: str, allowed: frozenset[str]) -> PodIdentity:
     spec = V1TokenReviewSpec(token=token, audiences=[POD_AUDIENCE])
     body = V1TokenReview(api_version="authentication.k8s.io/v1", kind="TokenReview", spec=spec)
     try:
-        status = AuthenticationV1Api(_client()).create_token_review(body, _request_timeout=_LIMIT_S).status
+        api = AuthenticationV1Api(_client())
+        try:
+            status = api.create_token_review(body).status
+        finally:
+            close(api)
     except ApiException as error:
         found = f"status {error.status} of the cluster for a TokenReview"
         remedy = "Let the API server's service account create tokenreviews (docs/kubernetes/rbac.yaml)"
@@ -99,7 +101,7 @@ def check_name(identity: PodIdentity, worker_id: str) -> None:
         )
 
 
-def _client() -> ApiClient:
+def _client() -> OneTryClient:
     configuration = Configuration()
     load_config(client_configuration=configuration)
-    return ApiClient(configuration)
+    return OneTryClient(configuration, CALL_LIMIT_S)
