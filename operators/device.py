@@ -12,7 +12,7 @@ from hetero_airflow.contract.envelope import ENVELOPE_KEY, pack_request, read_le
 from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.operator_keywords import OperatorKeywords
-from hetero_airflow.contract.signatures import takes, unknown_keyword
+from hetero_airflow.contract.signatures import keywords_named, takes
 from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
@@ -65,7 +65,7 @@ class DeviceOperator(BaseOperator):
     ) -> None:
         given = {name: kwargs.pop(name, None) for name in DeviceArguments.__annotations__}
         defaults = device_task_defaults()
-        try:
+        with keywords_named(type(self), kwargs):
             super().__init__(
                 executor=executor or defaults.get("executor"),
                 executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
@@ -73,8 +73,6 @@ class DeviceOperator(BaseOperator):
                 retry_policy=retry_policy or DeviceRetryPolicy(),
                 **kwargs,
             )
-        except TypeError as error:
-            raise unknown_keyword(type(self), kwargs) or error from error
         self.gang = parse_gang(given["gang"])
         self.checkpoint = CheckpointArguments.parse(given["checkpoint"])
 

@@ -23,7 +23,7 @@ from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run, requested
 from hetero_airflow.contract.operator_keywords import SensorKeywords
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
-from hetero_airflow.contract.signatures import takes, unknown_keyword
+from hetero_airflow.contract.signatures import keywords_named, takes
 from hetero_airflow.errors import DeviceUnavailable, RequestError
 from hetero_airflow.model.arguments import PlacementConditions, RequestedDevice
 from hetero_airflow.model.plan import Place
@@ -68,10 +68,8 @@ class DeviceAvailableSensor(BaseSensorOperator):
         others["executor_config"] = {**(others.get("executor_config") or {}), ENVELOPE_KEY: packed}
         for name, value in device_task_defaults().items():
             others[name] = others.get(name) or value
-        try:
+        with keywords_named(type(self), others):
             super().__init__(task_id=task_id, **others)
-        except TypeError as error:
-            raise unknown_keyword(type(self), others) or error from error
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """The executor's answer, which came with the task. In a local run, that of the policy on this machine.

@@ -1,7 +1,8 @@
 """Constructors of operators that take the keywords of a TypedDict."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hetero_airflow.errors import RequestError
@@ -27,8 +28,22 @@ def takes(arguments: type) -> Callable[[_Init], _Init]:
     return with_keywords
 
 
-def unknown_keyword(operator: type, given: Mapping[str, Any]) -> RequestError | None:
-    """The error of the first keyword that no constructor of the class knows, with the nearest one; None if all do."""
+@contextmanager
+def keywords_named(operator: type, given: Mapping[str, Any]) -> Iterator[None]:
+    """Within the context, a constructor that refuses a keyword names the nearest one that the class takes.
+
+    :raises RequestError: no constructor of the class knows one of the keywords
+    """
+    try:
+        yield
+    except TypeError as error:
+        refusal = _unknown_keyword(operator, given)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def _unknown_keyword(operator: type, given: Mapping[str, Any]) -> RequestError | None:
     inits = [parent.__init__ for parent in operator.mro()]  # type: ignore[misc]
     known = {name for init in inits for name in getattr(init, "_BaseOperatorMeta__param_names", ())}
     for name in sorted(set(given) - known):
