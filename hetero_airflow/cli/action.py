@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.exc import ArgumentError
 
 from hetero_airflow.cli.output import clean, console
 from hetero_airflow.contract.airflow_options import without_airflow
-from hetero_airflow.errors import HeteroError
+from hetero_airflow.errors import HeteroError, SettingsError
 from hetero_airflow.store.sql.store import SqlStore
 
 
@@ -53,7 +54,12 @@ def database() -> Any:
 
 @functools.cache
 def _engine(url: str) -> Engine:
-    return create_engine(url, poolclass=NullPool)
+    try:
+        return create_engine(url, poolclass=NullPool)
+    except (ArgumentError, ImportError) as error:  # the URL may have a password
+        found = f"a URL that SQLAlchemy can't use ({type(error).__name__})"
+        remedy = "Correct the URL, or install its driver, such as hetero-airflow[postgres]"
+        raise SettingsError("[database] sql_alchemy_conn", found=found, remedy=remedy) from error
 
 
 def open_store() -> SqlStore:

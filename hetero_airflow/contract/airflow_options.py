@@ -35,18 +35,25 @@ class AirflowOptions:
 
         :raises SettingsError: a secrets backend has it, or its command fails
         """
-        variable = f"AIRFLOW__{section.upper()}__{key.upper()}"
-        file = dict(self._file[section]) if self._file.has_section(section) else {}
-        for values, name in ((self._environment, variable), (file, key)):
-            end = str.upper if values is self._environment else str
-            if name in values:
-                return expanded(values[name])
-            if (command := values.get(name + end("_cmd"))) is not None:
-                return _output(command, f"[{section}] {key}")
-            if name + end("_secret") in values:
+        asked = f"[{section}] {key}"
+        for read in (self._variable, self._line):
+            if (text := read(section, key)) is not None:
+                return expanded(text)
+            if (command := read(section, f"{key}_cmd")) is not None:
+                return _output(command, asked)
+            if read(section, f"{key}_secret") is not None:
                 remedy = "Use `airflow hetero`, which asks it"
-                raise SettingsError(f"[{section}] {key}", found="a value in a secrets backend", remedy=remedy)
+                raise SettingsError(asked, found="a value in a secrets backend", remedy=remedy)
         return fallback
+
+    def _variable(self, section: str, key: str) -> str | None:
+        return self._environment.get(f"AIRFLOW__{section.upper()}__{key.upper()}")
+
+    def _line(self, section: str, key: str) -> str | None:
+        try:
+            return self._file.get(section, key, fallback=None)
+        except Error as error:
+            raise SettingsError(f"[{section}] {key}", found=str(error), remedy="Correct it in airflow.cfg") from error
 
     @property
     def database_url(self) -> str:
@@ -67,7 +74,10 @@ def expanded(text: str) -> str:
 
 
 def _output(command: str, asked: str) -> str:
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    except (OSError, ValueError) as error:
+        raise SettingsError(asked, found=f"a command that can't run: {error}", remedy="Correct the command") from error
     if done.returncode != 0:
         found = f"exit code {done.returncode} of its command {shlex.split(command)[0]}"
         raise SettingsError(asked, found=found, remedy="Correct the command")

@@ -55,6 +55,16 @@ def test_it_passes_on_a_command_that_needs_airflow(tmp_path, monkeypatch):
     assert called == [(str(airflow), [str(airflow), "hetero", "plan", "dags/a.py", "--json"])]
 
 
+@pytest.mark.parametrize("url", ["no url", "oracle+nothing://user:secret@host/a", "mysql://user:secret@host/a"])
+def test_a_url_that_can_not_be_used_is_named_without_its_password(installation, monkeypatch, url):
+    variables = {"AIRFLOW_HOME": str(installation.home), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url}
+    monkeypatch.setattr(type(installation), "_environment", lambda self: variables)
+    done = installation.hetero("queue")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("[database] sql_alchemy_conn can't be used; found a URL that SQLAlchemy can't use (")
+    assert "secret" not in done.stderr
+
+
 def test_a_secrets_backend_needs_airflow(installation, monkeypatch):
     monkeypatch.setattr(
         type(installation),

@@ -65,6 +65,11 @@ def test_it_reads_what_airflow_reads(tmp_path, file, variables):
     assert [defaults.get(place) if value is None else value for place, value in enumerate(found)] == others
 
 
+def test_an_option_that_can_not_be_read_spoils_no_other(tmp_path):
+    (tmp_path / "airflow.cfg").write_text("[hetero]\nlabels = 100%\npolicy = fifo\n")
+    assert AirflowOptions({"AIRFLOW_HOME": str(tmp_path)}).get("hetero", "policy") == "fifo"
+
+
 @pytest.mark.parametrize(
     ("file", "variables", "problem"),
     [
@@ -72,6 +77,9 @@ def test_it_reads_what_airflow_reads(tmp_path, file, variables):
         ("[database]\nsql_alchemy_conn_secret = a/b\n", {}, "a secrets backend"),
         ("[database]\nsql_alchemy_conn_cmd = false\n", {}, "exit code 1 of its command false"),
         ("no section\n", {}, "no configuration: "),
+        ("[database]\nsql_alchemy_conn_cmd = /no/such/program\n", {}, "a command that can't run: "),
+        ("", {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD": "print 'unclosed"}, "a command that can't run: "),
+        ("[database]\nsql_alchemy_conn = sqlite:///100%.db\n", {}, "Correct it in airflow.cfg"),
     ],
 )
 def test_what_it_can_not_read_is_an_error(tmp_path, file, variables, problem):
