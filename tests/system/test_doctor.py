@@ -20,6 +20,12 @@ def test_it_runs_a_task_says_what_it_saw_and_leaves_nothing(airflow):
     assert "hetero_doctor" not in airflow.run("dags", "list").stdout
 
 
+def test_a_device_that_nobody_can_request_is_refused_before_anything_is_written(airflow):
+    done = airflow.run("hetero", "doctor", "--device", "gpuu", check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("device='gpuu' can't be used; found an unknown device. Did you mean \"gpu\"?")
+
+
 def test_a_device_that_no_worker_has_is_named(airflow):
     done = airflow.run("hetero", "doctor", "--device", "nvidia/b200", check=False)
     assert done.returncode == 1

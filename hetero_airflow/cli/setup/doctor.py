@@ -38,6 +38,7 @@ from hetero_airflow.cli.setup.config import check_installation
 from hetero_airflow.cli.setup.trials import trials
 from hetero_airflow.contract.executor_names import hetero_executor_name
 from hetero_airflow.errors import HeteroError, shorten
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.store.store import RequestHistory
 
 LIMIT_S = 60.0
@@ -72,12 +73,12 @@ class _Notes:
 @action
 def doctor(args: Namespace) -> None:
     """Show what the installation lacks, run the task, and say what it saw; exit code 1 if it did not succeed."""
+    DeviceRequest.parse(args.device)  # a device that nobody can request ends here
+    _hush_airflow()
     problems = [finding for finding in (*check_installation(database()), *trials(database())) if not finding.is_ok]
     if problems:
         show(*check_report(problems))
     check_scheduler()
-    # Airflow says at length, on standard output, how it writes a DAG
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     note = _Notes()
     dag_id = f"hetero_doctor_{uuid4().hex[:8]}"
     with _dag_known(dag_id, args.device, note):
@@ -88,6 +89,12 @@ def doctor(args: Namespace) -> None:
     for text in verdict(state, seen, took_s):
         console().out(clean(text))
     sys.exit(0 if state == "success" and (not seen or seen.get("lease")) else 1)
+
+
+def _hush_airflow() -> None:
+    """Airflow says at length, on standard output, how it writes and deletes a DAG."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    logging.getLogger("airflow").setLevel(logging.WARNING)
 
 
 def check_scheduler() -> None:
@@ -119,7 +126,7 @@ def _dag_known(dag_id: str, device: list[str], note: Callable[[str], None]) -> I
         for error in bag.import_errors.values():
             lines = str(error).strip().splitlines()
             raise HeteroError(
-                f"the DAG file of device {shorten(device)}", found=lines[-1], remedy="Name another device"
+                f"the DAG file of device {shorten(device)}", found=lines[-1], remedy="Correct this installation"
             )
         sync_bag_to_db(bag, bundle.name, None)
         try:

@@ -127,7 +127,7 @@ def revoke(args: Namespace) -> None:
     """Refuse a worker's agent, or a join token, from now on."""
     if (args.worker is None) == (args.token is None):
         remedy = "Name a worker, or give --token and the id that `airflow hetero tokens` shows"
-        raise HeteroError("revoke", found="neither a worker nor a token, or both", remedy=remedy)
+        raise HeteroError("to revoke", found="neither a worker nor a token, or both", remedy=remedy)
     now = datetime.now(UTC)
     show(*(revoke_worker(database(), args.worker, now) if args.worker else revoke_token(database(), args.token, now)))
 
