@@ -43,3 +43,6 @@ class SqliteStore(SqlStore):
         if self._seen is None or self._seen[0] != self._connection.total_changes:
             self._seen = self._connection.total_changes, super().snapshot()
         return self._seen[1]
+
+    def invalidate(self) -> None:
+        """Do nothing: each snapshot is current."""

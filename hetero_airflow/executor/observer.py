@@ -13,7 +13,7 @@ from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, LeaseSta
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
-from hetero_airflow.executor.cached_store import KnownWorkers
+from hetero_airflow.executor.cached_store import CachedSnapshotStore, KnownWorkers
 from hetero_airflow.executor.leases.lease_use import LeaseUse, lease_use, process_of_lease
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
@@ -24,7 +24,6 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.recovery.rules import Action, Rule
-from hetero_airflow.store.sql.store import SqlStore
 
 _WATCH_EVERY_S = 5.0
 
@@ -54,7 +53,7 @@ class Observer:
     def __init__(
         self,
         runs: Runs,
-        store: SqlStore,
+        store: CachedSnapshotStore,
         engine: AirflowEngine,
         tasks: TaskInstances,
         workers: KnownWorkers,
@@ -220,10 +219,14 @@ class Observer:
         ending = list(self._runs.ending.values())
         if not ending:
             return []
-        live = {lease.id for lease in self._store.snapshot().leases}
+        live = self._live_ids()
         held = [run for run in ending if run.held_lease.id in live]
         rows = self._rows(held)
         liveness = self._liveness_of_runs(held, rows)
+        if Liveness.ALIVE in liveness.values():
+            # it gets a signal. If another scheduler has ended its lease, the row may name the process of a newer run
+            self._store.invalidate()
+            live = self._live_ids()
         found: list[RunEvent] = []
         for run in ending:
             id_, row = run.held_lease.id, rows.get(run.request_id, TaskProcess())
@@ -288,7 +291,7 @@ class Observer:
         """Whether a process of the lease runs, as of a few seconds ago at most: each look scans all processes."""
         latest = self._liveness.get(lease.id)
         if latest is None or not timedelta(0) <= self._now - latest[0] < timedelta(seconds=_WATCH_EVERY_S):
-            live = {stored.id for stored in self._store.snapshot().leases}
+            live = self._live_ids()
             self._liveness = {id_: earlier for id_, earlier in self._liveness.items() if id_ in live}
             row = self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
             liveness = self._engine.liveness_of([self.process(lease, row)])[lease.id]
@@ -308,6 +311,9 @@ class Observer:
 
     def _rows(self, runs: Collection[Run]) -> Mapping[str, TaskProcess]:
         return self._tasks.processes([run.request_id for run in runs])
+
+    def _live_ids(self) -> set[str]:
+        return {lease.id for lease in self._store.snapshot().leases}
 
     def _rows_if_known(self, runs: Collection[Run]) -> Mapping[str, TaskProcess] | None:
         try:

@@ -138,12 +138,12 @@ def put_state(rows, id_, state):
 
 
 class SchedulersStore:
-    """The store as a scheduler reads it: once in a heartbeat, and again after each of its own writes."""
+    """The store as a scheduler reads it: once in a heartbeat, again after each of its own writes, and where it must."""
 
     def __init__(self, store):
         self._store, self._read = store, None
 
-    def refresh(self):
+    def invalidate(self):
         self._read = None
 
     def snapshot(self):
@@ -249,7 +249,7 @@ class LeaseLife(RuleBasedStateMachine):
         bench = self.scheduler(which)
         self.pass_time(seconds)
         self.miss_heartbeats(bench)
-        bench.store.refresh()
+        bench.store.invalidate()
         bench.tasks.refresh()
         bench.beat()
 
@@ -282,7 +282,7 @@ class LeaseLife(RuleBasedStateMachine):
     def read_before_others_write(self, which, has_old_rows):
         """A scheduler is stopped in a heartbeat, after its reads; `go_on_with_old_reads` is the rest of it."""
         bench = self.scheduler(which)
-        bench.store.refresh()
+        bench.store.invalidate()
         bench.store.snapshot()
         if has_old_rows:
             bench.tasks.keep()

@@ -119,6 +119,16 @@ SEQUENCES = {
         step("go_on_with_old_reads", which=0),
         step("beat_and_start", which=0),
     ],
+    "a_scheduler_that_does_not_know_of_the_end_of_a_lease_signals_no_process_of_the_next_run": [
+        step("beat_and_start", which=0),
+        step("freeze_or_resume", which=0),
+        step("kill_scheduler", which=0),
+        step("beat", seconds=25, which=1),
+        step("queue_task", which=0),
+        step("freeze_or_resume", which=0),
+        *[step("beat_and_start", which=0)] * 3,
+        step("go_on_with_old_reads", which=1),
+    ],
 }
 """What holds → the steps after which it did not."""
 
