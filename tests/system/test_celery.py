@@ -1,14 +1,21 @@
 """Two Celery workers with agents, a real Redis and PostgreSQL: no device is leased twice, and no task is lost."""
 
+import os
+import shutil
+import signal
 import time
+from pathlib import Path
 
 import pytest
+from local_airflow import ColdAirflow
+from sqlalchemy import NullPool, create_engine, text
 
+import hetero_airflow
 from tests import lease_audit
 from tests.celery_fleet import running_fleet
 from tests.system.conftest import QUICK
 from tests.system.fleet_contract import WORKERS, FleetContract
-from tests.system.fleet_runs import finish, start_training, tries, with_example
+from tests.system.fleet_runs import finish, leases, notes, start_training, tries, with_example
 from tests.system.overlaps import overlaps
 from tests.system.scheduler_jobs import owned_tasks
 
@@ -30,6 +37,28 @@ def fleet(tmp_path_factory, make_postgres_database):
     with running_fleet(home, dags, make_postgres_database(), WORKERS, SETTINGS) as fleet:
         fleet.add_plain("w0")
         yield fleet
+
+
+NEXT_MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+from hetero_airflow.store.migrations.versions.v0001_create_tables import revision as down_revision
+
+revision = "next"
+
+
+def upgrade():
+    op.add_column("hetero_lease", sa.Column("next_column", sa.String(20)))
+"""
+
+
+@pytest.fixture
+def next_version(tmp_path):
+    """A folder with the package and one more migration, as its next version has one."""
+    package = Path(hetero_airflow.__file__).parent
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / package.name / "store/migrations/versions/v0002_next.py").write_text(NEXT_MIGRATION)
+    return tmp_path
 
 
 class TestCelery(FleetContract):
@@ -80,3 +109,28 @@ class TestCelery(FleetContract):
         finish(fleet, "brokerless", run_id)
         assert fleet.airflow.wait_for_run("long", later) == "success"
         assert tries(fleet, "long", later) == [1]
+
+    def test_an_upgrade_keeps_running_tasks_with_their_leases_and_the_queue(self, fleet, next_version, monkeypatch):
+        """The last test: it leaves tables of the next version. The workers and their agents stay as they are."""
+        airflow = fleet.airflow
+        airflow.wait_until_freed()
+        run_id = start_training(fleet, "upgraded")
+        (training,) = leases(fleet, "train")
+        long, waiting = airflow.trigger("long"), airflow.trigger("long")
+        airflow.wait_until(lambda: leases(fleet, "long"), "a task to take the other GPUs")
+        airflow.wait_until(lambda: airflow.store().snapshot().pending, "a task to wait")
+        os.kill(airflow.pid("scheduler"), signal.SIGTERM)
+        airflow.wait_until(lambda: airflow.has_ended("scheduler"), "the scheduler to stop")
+        monkeypatch.setitem(airflow.environment, "PYTHONPATH", str(next_version))
+        monkeypatch.setattr(airflow, "_starter", ColdAirflow(airflow.environment))  # a warm one has this version
+        airflow.migrate()
+        engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT next_column FROM hetero_lease")).all(), "it is not migrated"
+        airflow.launch("scheduler")
+        for id_ in (long, waiting):
+            assert airflow.wait_for_run("long", id_) == "success"
+            assert tries(fleet, "long", id_) == [1]
+        assert [lease.token for lease in leases(fleet, "train")] == [training.token]
+        finish(fleet, "upgraded", run_id)
+        assert len(notes(fleet, "upgraded", "start")) == 1, "it was started again"

@@ -6,6 +6,7 @@ wrong: messages and reports are late or get lost; processes freeze or are killed
 read long ago; their clocks are set.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -71,6 +72,9 @@ class Host:
         self.runs: list[Run] = []
         self.messages: list[Message] = []
         self.foreign_signals: list[str] = []
+        self.wanted_signals: list[str] = []
+        self.is_wanted: Callable[[Run], bool] = lambda run: False
+        """Whether Airflow's row says that it runs, and its lease has not ended."""
 
 
 class ModelEngine(StandInEngine):
@@ -100,6 +104,8 @@ class ModelEngine(StandInEngine):
         for run in self._runs_of(process):
             if run.lease.id != process.lease.id:
                 self.host.foreign_signals.append(f"a process of {run.lease.id} for {process.lease.id}")
+            elif self.host.is_wanted(run):
+                self.host.wanted_signals.append(f"a process of {run.lease.id}")
             if number == 9 or not run.is_frozen:
                 self.host.runs.remove(run)
 
@@ -184,6 +190,7 @@ class LeaseLife(RuleBasedStateMachine):
         self.host, self.rows, self.ids, self.last_pid = Host(), {}, {}, 100
         self.used_tokens, self.reused_tokens, self.queued_by = set(), set(), {}
         self.store, self.clock = SqliteStore(), FakeClock()
+        self.host.is_wanted = lambda run: run.has_begun and self.has_row(run) and run.lease.id in self.live_leases()
         self.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
         self.schedulers, self.is_over = [], False
 
@@ -327,6 +334,7 @@ class LeaseLife(RuleBasedStateMachine):
             lease = leases.get(self.ids[name]) or bench.dispatcher.observer.last_lease(key, self.ids[name])
             if lease is not None:
                 bench.take_over(key, lease)
+                self.queued_by[name] = bench
 
     # -- messages and processes ----------------------------------------------------------------------------------------
 
@@ -443,6 +451,7 @@ class LeaseLife(RuleBasedStateMachine):
     @invariant()
     def promises_hold(self):
         self.no_process_gets_a_signal_for_another_lease()
+        self.no_process_that_airflow_wants_gets_a_signal()
         self.no_two_runs_have_the_same_token()
         self.a_process_that_runs_keeps_its_devices()
         self.no_device_has_two_holders()
@@ -450,6 +459,9 @@ class LeaseLife(RuleBasedStateMachine):
 
     def no_process_gets_a_signal_for_another_lease(self):
         assert self.host.foreign_signals == []
+
+    def no_process_that_airflow_wants_gets_a_signal(self):
+        assert self.host.wanted_signals == []
 
     def no_two_runs_have_the_same_token(self):
         assert self.reused_tokens == set()

@@ -68,7 +68,7 @@ SEQUENCES = {
         # Its own scheduler is dead, and the heir has just decided to end what nobody renewed.
         step("beat", seconds=1, which=0),
         step("kill_scheduler", which=0),
-        step("beat", seconds=70, which=0),
+        *[step("beat", seconds=seconds, which=0) for seconds in (25, 25, 6, 6)],
         step("deliver", is_lost=False, which=0),
         step("beat", seconds=1, which=1),
         step("begin", which=0),
@@ -128,6 +128,22 @@ SEQUENCES = {
         step("freeze_or_resume", which=0),
         *[step("beat_and_start", which=0)] * 3,
         step("go_on_with_old_reads", which=1),
+    ],
+    "the_end_of_a_run_that_is_scheduled_again_is_not_reported": [
+        step("beat_and_start", which=0),
+        step("end_run", state="up_for_reschedule", which=0),
+        step("hear_ends", which=0),
+        step("schedule_task", which=0),
+        step("read_reports", which=0),
+    ],
+    "a_scheduler_that_finds_out_the_end_of_a_run_which_is_scheduled_again_reports_nothing": [
+        step("beat_and_start", which=0),
+        step("kill_scheduler", which=0),
+        step("end_run", state="up_for_reschedule", which=0),
+        step("beat", seconds=6, which=1),
+        step("beat", seconds=25, which=1),
+        step("schedule_task", which=0),
+        step("read_reports", which=1),
     ],
 }
 """What holds → the steps after which it did not."""
