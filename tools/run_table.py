@@ -5,32 +5,35 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hetero_airflow.executor import commands, runs
 from hetero_airflow.executor.events import first_sentence
-from hetero_airflow.executor.run import LEASED, QUEUED, UNLEASED, Phase
-from hetero_airflow.executor.runs import TABLE
+from hetero_airflow.executor.run import Phase
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
 BLOCK = re.compile(r"(?<=<!-- runs -->\n).*?(?=<!-- end runs -->)", re.S)
-GROUPS = {"any phase with a lease": LEASED, "any phase without a lease": UNLEASED, "resolving or waiting": QUEUED}
 
 
 def table() -> str:
     """One row for each kind of event and each function that handles it."""
-    rows = ["| what is found out | in the phases | what follows |", "|---|---|---|"]
-    for event, handlers in TABLE.items():
+    rows = ["| what is found out | in the phases | what follows | commands |", "|---|---|---|---|"]
+    for event, handlers in runs.TABLE.items():
         for handler in dict.fromkeys(handlers.values()):
-            phases = {phase for phase, other in handlers.items() if other is handler}
-            rows.append(f"| **{event.__name__}**: {first_sentence(event)} | {_listed(phases)} | {_summary(handler)} |")
+            phases = ", ".join(phase.value for phase in Phase if handlers.get(phase) is handler)
+            cells = f"**{event.__name__}**: {first_sentence(event)}", phases, _summary(handler), _commands(handler)
+            rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def _listed(phases: set[Phase]) -> str:
-    texts = []
-    for text, group in GROUPS.items():
-        if group <= phases:
-            texts.append(text)
-            phases = phases - group
-    return ", ".join([*texts, *(phase.value for phase in Phase if phase in phases)])
+def _commands(handler: Any) -> str:
+    """What a handler may command."""
+    found = set(re.findall(r"\bcommands\.(\w+)\(", _source(handler)))
+    return ", ".join(name for name in vars(commands) if name in found)
+
+
+def _source(function: Any) -> str:
+    """The body of a function, with those of the functions of its module that it calls."""
+    body = inspect.getsource(function).partition("\n")[2]
+    return body + "".join(_source(getattr(runs, name)) for name in re.findall(r"\b(_\w+)\(", body))
 
 
 def _summary(handler: Any) -> str:

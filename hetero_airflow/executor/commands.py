@@ -20,7 +20,10 @@ class Withdraw(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Give the task its lease, and the engine the task. `HandedOver` follows, or `Failed`."""
+    """Give the task its lease, and the engine the task. `HandedOver` follows, or `Failed`.
+
+    Nothing follows if it can't start yet, or another scheduler starts it: it waits on.
+    """
 
     lease: Lease
     is_found: bool

@@ -81,7 +81,11 @@ class GangChanged(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The store has a lease for the task, under which nothing was started."""
+    """The store has a lease for the task, under which nothing was started.
+
+    A lease names the scheduler that starts its task. If that one may be dead, `leases.lease_use` decides whether the
+    lease is used, left alone, followed (`FoundRunning`) or ended (`FoundLeftOver`).
+    """
 
     lease: Lease
     is_found: bool = False
@@ -156,6 +160,7 @@ class Watched(NamedTuple):
     row: TaskProcess
     liveness: Liveness
     is_worker_lost: bool = False
+    """The worker has sent no heartbeat for too long (`lost_worker_watch`). `HeartbeatLost` is about that of a task."""
     cause: TerminationCause | None = None
     refusal: str = ""
     """The quota of the cluster that does not let it start."""
@@ -170,7 +175,10 @@ class ApiAway(NamedTuple):
 
 
 class HeartbeatLost(NamedTuple):
-    """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it."""
+    """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it.
+
+    Airflow says so by `change_state`. In an outage of its API server it says nothing.
+    """
 
 
 class LeaseGone(NamedTuple):

@@ -75,7 +75,7 @@ class PendingTask:
         self.member = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, full_size) if is_member else None
 
     def again(self, lease: TaskLease | None, not_before: datetime | None) -> "PendingTask":
-        """The task after a start that failed; see `runs.Again`."""
+        """The task after a start that failed; see `commands.Again`."""
         return PendingTask(
             self.workload,
             self.requested,

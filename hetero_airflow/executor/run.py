@@ -12,6 +12,7 @@ from hetero_airflow.contract.task_lease import TaskLease
 from hetero_airflow.executor.events import EngineEnded
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.run import Transition
 
 
 class Phase(StrEnum):
@@ -38,7 +39,8 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     """It has a notice to save and end, and its grace time."""
     LOST = "lost"
-    """Its process is gone or given up. The recovery rules decide whether it runs again with the same try."""
+    """Its process is gone or given up, or lost its lease. The recovery rules decide whether it runs again with the same
+    try."""
     ENDING = "ending"
     """It is over for Airflow. Its lease ends when its processes are gone."""
     OVER = "over"
@@ -103,6 +105,8 @@ class Run:
     """How it ended; None before that."""
     stopped_at: datetime | None = None
     """When the processes that it left got SIGTERM."""
+    noted: Transition | None = None
+    """The last step that was noted."""
 
     @property
     def held_lease(self) -> Lease:

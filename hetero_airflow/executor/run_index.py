@@ -84,7 +84,7 @@ class Runs:
             return []
         phase, following = handler(run, event, now)
         self._move(run, phase)
-        if phase is not before or following:
+        if phase is not before or following or isinstance(event, events.HeartbeatLost):
             text = run.end.cause if run.end is not None and run.end is not known_end else ""
             self._note(run, Transition(now, type(event).__name__, phase, text))
         if before in LEASED and phase not in LEASED:
@@ -94,7 +94,10 @@ class Runs:
         return [command for command in following if not self._has_done(run, command)]
 
     def _note(self, run: Run, transition: Transition) -> None:
-        if run.task is not None or run.lease is not None:
+        """Keep it for the store. What is found out again and again, such as a process that stays, counts once."""
+        is_new = run.noted is None or transition != run.noted._replace(at=transition.at)
+        run.noted = transition
+        if is_new and (run.task is not None or run.lease is not None):
             self._unsaved.setdefault(run.request_id, deque(maxlen=MAX_TRANSITIONS)).append(transition)
 
     def _move(self, run: Run, phase: Phase) -> None:

@@ -66,7 +66,7 @@ def fail(run: Run, event: events.Failed, now: datetime) -> Next:
 
 
 def drop(run: Run, event: events.Dropped, now: datetime) -> Next:
-    """Forget it. Airflow has decided what becomes of it."""
+    """Forget it. Airflow, or its gang, has decided what becomes of it."""
     return Phase.OVER, [*([commands.Log(event.text)] if event.text else []), *_withdrawal(run, event.cause)]
 
 
@@ -102,7 +102,7 @@ def join_new_gang(run: Run, event: events.GangChanged, now: datetime) -> Next:
 
 
 def start(run: Run, event: events.Granted, now: datetime) -> Next:
-    """Give the engine the task with its lease. It waits on if the engine does not take it."""
+    """Give the engine the task with its lease. It waits on until the engine has it."""
     return run.phase, [commands.Start(*event)]
 
 
@@ -132,7 +132,7 @@ def _withdrawal(run: Run, cause: str) -> list[commands.Command]:
 
 
 def send(run: Run, event: events.Answered, now: datetime) -> Next:
-    """Give the engine the task, with a new token. It waits on if the engine does not take it."""
+    """Give the engine the task, with a new token. It waits on until the engine has it."""
     return run.phase, [commands.Send()]
 
 
@@ -409,7 +409,7 @@ def final_move(lease: Lease, end: End, row: TaskProcess) -> LeaseMove:
 
 
 def ignore_end(run: Run, event: events.EngineEnded, now: datetime) -> Next:
-    """Tell Airflow nothing: it knows. This counts once: a second report is passed on."""
+    """Tell Airflow no end: it knows. This counts once for each run; `HeteroExecutor` passes other reports on."""
     return run.phase, [] if event.is_end else [commands.Report(event.state, event.info)]
 
 
@@ -444,5 +444,5 @@ TABLE: Mapping[type[Any], Mapping[Phase, Handler]] = {
     events.Looked: {Phase.ENDING: end_lease},
     events.Freed: {Phase.ENDING: forget},
 }  # fmt: skip
-"""Event → phase → what handles it. In any other phase an event is unexpected: the history of the request has it, and
-nothing else happens."""
+"""Event → phase → what handles it. In any other phase an event is unexpected: nothing happens, and the history of the
+request has it."""

@@ -103,13 +103,26 @@ def test_an_unexpected_event_is_remembered_and_changes_nothing(runs, running):
 
 
 def test_the_last_transitions_of_a_request_wait_for_the_store(runs, running):
-    for _ in range(2 * MAX_TRANSITIONS):
+    for _ in range(MAX_TRANSITIONS):
         runs.handle(running, Resolved(REQUEST), EPOCH)
+        runs.handle(running, Sent(), EPOCH)
     runs.handle(running, EngineEnded(SUCCESS, None, TaskProcess("success")), EPOCH)
     assert len(story(runs)) == MAX_TRANSITIONS
     assert story(runs)[-1] == (EPOCH, "EngineEnded", Phase.ENDING, "the task ended")
     runs.note_saved(runs.unsaved())
     assert runs.unsaved() == []
+
+
+def test_a_process_that_does_not_end_does_not_fill_the_story_of_its_run(runs, running):
+    runs.handle(running, EngineEnded(SUCCESS, None, TaskProcess("success")), EPOCH)
+    for second in range(MAX_TRANSITIONS):
+        runs.handle(running, Looked(True, TaskProcess("success"), Liveness.ALIVE), EPOCH + timedelta(seconds=second))
+    assert [step.event for step in story(runs)] == ["Adopted", "EngineEnded", "Looked"]
+
+
+def test_a_lost_heartbeat_is_in_the_story(runs, running):
+    runs.handle(running, HeartbeatLost(), EPOCH)
+    assert story(runs)[-1] == (EPOCH, "HeartbeatLost", Phase.RUNNING, "")
 
 
 def test_transitions_of_a_request_that_the_store_does_not_know_yet_are_kept(runs):

@@ -6,7 +6,6 @@ wrong: messages and reports are late or get lost; processes freeze or are killed
 read long ago; their clocks are set.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -73,16 +72,14 @@ class Host:
         self.messages: list[Message] = []
         self.foreign_signals: list[str] = []
         self.wanted_signals: list[str] = []
-        self.is_wanted: Callable[[Run], bool] = lambda run: False
-        """Whether Airflow's row says that it runs, and its lease has not ended."""
 
 
 class ModelEngine(StandInEngine):
     """Finds the processes of a lease, and the one with the pid that it is given, as the local engine does."""
 
-    def __init__(self, host):
+    def __init__(self, host, store, tasks):
         super().__init__()
-        self.host = host
+        self.host, self.store, self.tasks = host, store, tasks
         self.reports: list[tuple[str, TaskInstanceState]] = []
 
     def hand_over(self, workload, lease, worker):
@@ -100,11 +97,17 @@ class ModelEngine(StandInEngine):
         may_start = process.state == "queued" and (is_on_the_way or not process.is_ours)
         return Liveness.UNKNOWN if may_start else Liveness.GONE
 
+    def _is_wanted(self, run):
+        """Whether its lease has not ended, and its scheduler has read that Airflow wants it."""
+        row = self.tasks.processes([run.lease.request_id]).get(run.lease.request_id, TaskProcess())
+        is_live = any(lease.id == run.lease.id for lease in self.store.snapshot().leases)
+        return is_live and run.has_begun and (row.state, row.pid) == ("running", run.pid)
+
     def signal(self, process, number):
         for run in self._runs_of(process):
             if run.lease.id != process.lease.id:
                 self.host.foreign_signals.append(f"a process of {run.lease.id} for {process.lease.id}")
-            elif self.host.is_wanted(run):
+            elif self._is_wanted(run):
                 self.host.wanted_signals.append(f"a process of {run.lease.id}")
             if number == 9 or not run.is_frozen:
                 self.host.runs.remove(run)
@@ -190,7 +193,6 @@ class LeaseLife(RuleBasedStateMachine):
         self.host, self.rows, self.ids, self.last_pid = Host(), {}, {}, 100
         self.used_tokens, self.reused_tokens, self.queued_by = set(), set(), {}
         self.store, self.clock = SqliteStore(), FakeClock()
-        self.host.is_wanted = lambda run: run.has_begun and self.has_row(run) and run.lease.id in self.live_leases()
         self.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
         self.schedulers, self.is_over = [], False
 
@@ -200,7 +202,8 @@ class LeaseLife(RuleBasedStateMachine):
 
     def new_scheduler(self):
         store, clock = SchedulersStore(self.store), SkewedClock(self.clock)
-        bench = Bench(store, clock=clock, engine=ModelEngine(self.host), tasks=AirflowRows(self.rows))
+        tasks = AirflowRows(self.rows)
+        bench = Bench(store, clock=clock, engine=ModelEngine(self.host, self.store, tasks), tasks=tasks)
         bench.commands.recovery._rules = parse_rules(
             '{"network": {"times": null}}'
         )  # else a try is spent on the fourth
