@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test system test-busy chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy lowest chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -62,6 +62,18 @@ system: $(VENV)/.installed  ## the tests that boot Airflows, browsers and worker
 
 test-busy: $(VENV)/.installed  ## `make test` with a busy process on each core
 	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
+
+# As on the day of Airflow 3.3.2, but for two providers. The tools of the tests stay as they are pinned.
+NEWER := $(foreach name,cncf-kubernetes edge3,--exclude-newer-package apache-airflow-providers-$(name)=2026-10-25T00:00:00Z)
+AS_OF := --exclude-newer 2026-09-17T08:38:00Z $(NEWER)
+EXTRAS := $(addprefix --extra ,celery edge kubernetes postgres report s3)
+
+lowest: $(VENV)/.installed  ## `make test` with the oldest versions that pyproject.toml allows, installed into build/lowest
+	@$(MAKE) --silent VENV=build/lowest install
+	@$(RUN) -m uv pip compile pyproject.toml $(EXTRAS) --resolution lowest-direct $(AS_OF) --python build/lowest/bin/python \
+	  --no-annotate --no-header --quiet -o build/lowest.txt
+	@$(RUN) -m uv pip install -qq --python build/lowest/bin/python --no-deps --requirement build/lowest.txt
+	@$(MAKE) --silent VENV=build/lowest test
 
 chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" ENGINE=local|celery|edge BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_ENGINE='$(ENGINE)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \

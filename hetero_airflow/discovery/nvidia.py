@@ -133,8 +133,6 @@ class Asker:
         """NVML's answer; None if it gives none."""
         try:
             return getattr(self._pynvml, name)(*arguments)
-        except AttributeError:
-            return None  # nvidia-ml-py is older than the call
         except self._pynvml.NVMLError as error:
             code = int(getattr(error, "value", 999))
             if code not in _NO_SUCH_READING:

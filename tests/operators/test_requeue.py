@@ -84,6 +84,7 @@ def test_a_signal_stops_a_task_that_has_a_notice_and_no_other(control):
         operator.on_kill()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Airflow's provider did not close it before 1.21
 def test_a_command_that_ends_with_the_code_of_stopped_is_rescheduled(notified_control):
     operator = DeviceBashOperator(task_id="t", bash_command="exit 85", device="gpu")
     with pytest.raises(AirflowRescheduleException):

@@ -76,6 +76,7 @@ def test_a_table_of_arrow_is_restored_with_its_schema(tmp_path: Path) -> None:
         make_pipeline(FunctionTransformer(np.tanh), SGDClassifier(random_state=0)),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The .airflow")  # skops looks for a function in all modules, as pickle does
 def test_an_estimator_is_restored_fitted(estimator: Any, tmp_path: Path) -> None:
     estimator.fit(ROWS, CLASSES)
     restored = round_trip(estimator, tmp_path)
