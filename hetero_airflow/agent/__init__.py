@@ -1,16 +1,5 @@
 """The agent. It runs beside each worker and reports the host's devices and its heartbeats to Airflow's API server.
 
-=================== ===============================================================================
-``agent.py``        the loop: send new inventories, send heartbeats, leave
-``startup.py``      before the loop: key, enrolment, signals
-``lease_watch.py``  finds the processes of leases on the host; ends those of ended leases
-``error_watch.py``  collects the errors of devices until the server confirms them
-``connection.py``   the HTTP connection to the API server; each request has its own token
-``key_file.py``     the agent's private key; it never leaves the host
-``tokens.py``       signs and reads the token of a request
-``protocol.py``     the bodies of requests and replies, with their limits; the server uses the same file
-=================== ===============================================================================
-
 The agent asks and the server answers: nothing on the worker's host listens. Each request carries its own token, which
 is valid for this request only, once, and for half a minute. Rejected: a shared secret, such as Airflow's
 ``jwt_secret``, with which any worker could speak for any other worker and for every user; and one token for all

@@ -1,15 +1,5 @@
 """The store: workers, requests, leases and decisions. The database itself prevents that a device is leased twice.
 
-======================= ============================================================================
-``store.py``            the port `Store`, and the events
-``memory.py``           the store in memory, without a history, for the simulator
-``sql/``                the store in Airflow's database
-``tables.py``           the tables; ``migrations/`` creates and changes them
-``snapshot_builder.py`` keeps the live state, from which both stores make their snapshots
-``snapshot_file.py``    a snapshot as a JSON file
-``lease_rules.py``, ``inventory.py``, ``codec.py``  rules and formats that both stores share; pure
-======================= ============================================================================
-
 Only the executor, the API server and the CLI open the store in the database; task code never does.
 
 Writers wait for one row (``hetero_state``) instead of locking each row that they change. Rejected: row locks in a fixed
