@@ -1,10 +1,13 @@
-"""Words for invalid input: the nearest valid name, and pydantic's errors in this package's words."""
+"""Invalid input: options that are JSON, the nearest valid name, and pydantic's errors in this package's words."""
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+
+from hetero_airflow.errors import SettingsError, shorten
 
 _PROBLEMS = {
     "bool_parsing": "no truth value",
@@ -44,6 +47,33 @@ _PROBLEMS = {
     "value_error": "{error}",
 }
 """Pydantic's type of an error → what was found. Pydantic's own texts are for programmers: they name its types."""
+
+
+def json_object(text: str, option: str, remedy: str) -> dict[str, Any]:
+    """The JSON object in the text of an option; an empty text is an empty object.
+
+    :param option: its name in errors
+    :raises SettingsError: the text is no JSON object, or an object has a name twice
+
+    >>> json_object('{"gpu": 2}', "[hetero] prices", "Write a JSON object")
+    {'gpu': 2}
+    """
+    try:
+        value = json.loads(text.strip() or "{}", object_pairs_hook=_without_duplicates)
+        problem = "" if isinstance(value, dict) else f"a value of the type {type(value).__name__}"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    if problem:
+        raise SettingsError(f"{option} = {shorten(text)}", found=f"no JSON object ({problem})", remedy=remedy)
+    return dict(value)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{shorten(next(name for name in names if names.count(name) > 1), 40)} twice")
+    return unique
 
 
 def did_you_mean(word: str, valid_words: Iterable[str], cutoff: float = 0.6) -> str:

@@ -22,13 +22,12 @@ The row ``waiting`` is not a failure: ``{"after": "30m", "action": "next_alterna
 for 30 minutes try its next alternative first. ``{"action": "keep"}`` keeps the order as it is written.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
 
@@ -36,9 +35,7 @@ from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.recovery.failure import MAX_FAILURES, FailureClass
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_bytes, parse_duration_s
-
-MAX_TEXT = 20_000
-"""Characters; the whole default table, written out, has a tenth of it."""
+from hetero_airflow.validation import json_object
 
 
 class Action(StrEnum):
@@ -125,10 +122,9 @@ DEFAULTS = Rules(
 """The table without any option."""
 
 
-def parse_rules(text: str, where: str = "[hetero] recovery_rules") -> Rules:
+def parse_rules(text: str) -> Rules:
     """`DEFAULTS`, changed by the option's text. An empty text changes nothing.
 
-    :param where: the name of the text in errors
     :raises SettingsError: no JSON object, or an unknown row, an unknown field, or a value out of range
 
     >>> rules = parse_rules('{"network": {"times": 2}, "waiting": {"action": "keep"}}')
@@ -136,17 +132,17 @@ def parse_rules(text: str, where: str = "[hetero] recovery_rules") -> Rules:
     (2, 10.0, None)
     """
     rules, waiting_s = dict(DEFAULTS.rows), DEFAULTS.waiting_s
-    for name, row in _read_rows(text, where).items():
+    for name, row in json_object(text, _OPTION, _OBJECT).items():
         if name == "waiting":
-            waiting = _read_row(name, row, _WAITING_FIELDS, where)
+            waiting = _read_row(name, row, _WAITING_FIELDS)
             waiting_s = None if waiting.get("action") == "keep" else waiting.get("after_s", waiting_s)
         elif name in tuple(FailureClass):
             failure_class = FailureClass(name)
             fields = _MEMORY_FIELDS if rules[failure_class].memory is not None else _FIELDS
-            rules[failure_class] = replace(rules[failure_class], **_read_row(name, row, fields, where))
+            rules[failure_class] = replace(rules[failure_class], **_read_row(name, row, fields))
         else:
             remedy = f"Use {', '.join([*FailureClass, 'waiting'])}"
-            raise SettingsError(f"{where}: {shorten(name)}", found="no such class of failure", remedy=remedy)
+            raise SettingsError(f"{_OPTION}: {shorten(name)}", found="no such class of failure", remedy=remedy)
     return Rules(MappingProxyType(rules), waiting_s)
 
 
@@ -215,38 +211,19 @@ _WAITING_FIELDS: Mapping[str, _Field] = {
     "action": _Field("action", TypeAdapter(Literal["next_alternative", "keep"]), "Use next_alternative or keep"),
 }
 
+_OPTION = "[hetero] recovery_rules"
 _OBJECT = 'Write it as {"network": {"action": "requeue", "times": 2}}'
 
 
-def _read_rows(text: str, where: str) -> dict[str, object]:
-    """Row name → its value in the text, not validated yet."""
-    if not text.strip():
-        return {}
-    if len(text) > MAX_TEXT:
-        raise SettingsError(
-            f"{where} of {len(text)} characters", found=f"more than {MAX_TEXT}", remedy="Name only the rows that change"
-        )
-    try:
-        rows = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        found = str(error) if isinstance(error, _JsonRefused) else "no JSON"
-        raise SettingsError(f"{where} = {shorten(text)}", found=found, remedy=_OBJECT) from None
-    if not isinstance(rows, dict):
-        raise SettingsError(
-            f"{where} = {shorten(text)}", found=f"a value of the type {type(rows).__name__}", remedy=_OBJECT
-        )
-    return rows
-
-
-def _read_row(name: str, row: object, fields: Mapping[str, _Field], where: str) -> dict[str, Any]:
+def _read_row(name: str, row: object, fields: Mapping[str, _Field]) -> dict[str, Any]:
     """Attribute → value, of one row."""
     if not isinstance(row, dict):
         raise SettingsError(
-            f"{where}: {name} = {shorten(row)}", found=f"a value of the type {type(row).__name__}", remedy=_OBJECT
+            f"{_OPTION}: {name} = {shorten(row)}", found=f"a value of the type {type(row).__name__}", remedy=_OBJECT
         )
     values: dict[str, Any] = {}
     for key, value in row.items():
-        asked = f"{where}: {name}.{shorten(key)[1:-1]} = {shorten(value)}"
+        asked = f"{_OPTION}: {name}.{shorten(key)[1:-1]} = {shorten(value)}"
         if key not in fields:
             raise SettingsError(asked, found="an unknown field", remedy=f"Use {', '.join(fields)}")
         try:
@@ -264,19 +241,3 @@ def _kind(value: object) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return "a number out of range"
     return "null" if value is None else type(value).__name__
-
-
-class _JsonRefused(ValueError):
-    """Valid for Python's JSON parser, but not for us."""
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _JsonRefused(f"{shorten(next(name for name in names if names.count(name) > 1), 40)} twice")
-    return unique
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _JsonRefused(f"{name}, which is no number")

@@ -1,6 +1,5 @@
 """The options of [hetero] for Kubernetes."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,6 +7,7 @@ from hetero_airflow.engines.kubernetes.names import is_extended_resource, is_lab
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.request import Priority
 from hetero_airflow.settings import SECTION, default
+from hetero_airflow.validation import json_object
 
 RESOURCES = "kubernetes_resources"
 PRIORITY_CLASSES = "kubernetes_priority_classes"
@@ -60,14 +60,7 @@ def _names(
     read: Callable[[str, str, str], object], option: str, is_name: Callable[[str], bool], example: str
 ) -> dict[str, str]:
     text = str(read(SECTION, option, default(option)))
-    try:
-        names = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, dict):
-        raise SettingsError(
-            f"[{SECTION}] {option} = {shorten(text)}", found="no JSON object", remedy=f"Write it as {example}"
-        )
+    names = json_object(text, f"[{SECTION}] {option}", f"Write it as {example}")
     for key, name in names.items():
         if not isinstance(name, str) or not is_name(name):
             raise SettingsError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.model.devices.names import matches_model, model_tokens, parse_device
 from hetero_airflow.model.usage.device_time import DEVICE_SECOND, SIMULATED
-from hetero_airflow.validation import did_you_mean
+from hetero_airflow.validation import did_you_mean, json_object
 
 MAX_PRICE = 1e6
 """The greatest price of an hour."""
@@ -40,12 +40,7 @@ class Prices:
         :param where: the name of the text in errors
         :raises SettingsError: the text is no such object, or names no device
         """
-        try:
-            prices = json.loads(text, parse_constant=lambda constant: constant)
-        except (ValueError, RecursionError) as error:
-            raise _invalid(where, text, f"no JSON ({shorten(str(error))})") from None
-        if not isinstance(prices, dict):
-            raise _invalid(where, text, "no JSON object")
+        prices = json_object(text, where, _REMEDY)
         for name, price in prices.items():
             _check_device(where, name)
             is_number = isinstance(price, (int, float)) and not isinstance(price, bool)
@@ -81,10 +76,6 @@ class Prices:
         return None if price is None else held / (3600 * DEVICE_SECOND) * price
 
 
-def _invalid(where: str, text: str, found: str) -> SettingsError:
-    return SettingsError(f"{where} = {shorten(text)}", found=found, remedy=_REMEDY)
-
-
 def _check_device(where: str, name: str) -> None:
     try:
         fields = parse_device(name)
@@ -95,6 +86,3 @@ def _check_device(where: str, name: str) -> None:
     if not fields.keys() <= set(_FIELDS):
         option = f"{where}, {shorten(name)}"
         raise SettingsError(option, found="a device with a quantity", remedy=f"Name one device. {_REMEDY}")
-
-
-NO_PRICES = Prices({})
