@@ -101,8 +101,6 @@ class Estimates:
     default_speeds: Mapping[str, float] = field(default_factory=dict)
     """Device class → speed relative to others, for tasks that never ran there. The sources are the makers' data sheets
     and tasks that ran on several classes."""
-    spread: Mapping[TaskName, float] = field(default_factory=dict)
-    """Task → factor of its speed when its gang is on several hosts, 0 to 1; absent if unknown."""
     edges: Mapping[TaskName, tuple[TaskName, ...]] = field(default_factory=dict)
     """Task → its direct downstream tasks in the DAG; absent if there are none or they are unknown."""
     used_device_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

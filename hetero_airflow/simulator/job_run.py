@@ -95,9 +95,7 @@ class JobRun:
 
     def begin(self, now_s: float, overhead_s: float) -> float:
         """Start or go on; the time at which it finishes if nothing happens."""
-        hosts = {rank.lease.worker_id for rank in self.rank_leases}
-        slowest = min(self.job.speed(rank.device_class) for rank in self.rank_leases)
-        self.speed = slowest * (self.job.spread if len(hosts) > 1 else 1.0)
+        self.speed = min(self.job.speed(rank.device_class) for rank in self.rank_leases)
         self.since_s, self.overhead_s = now_s, overhead_s
         self.interval_number += 1
         if self.started_s is None:

@@ -43,9 +43,8 @@ class KnowledgeSource:
         works = {}
         if knowledge is Knowledge.ORACLE:
             works = {self._name(job): Interval(job.work, job.work, job.work) for job in jobs}
-        spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
         self._edges = task_edges(workload.jobs, {job.id: self._name(job) for job in workload.jobs})
-        self._estimates = Estimates(speeds, works, spread=spread, edges=self._edges, shares=shares)
+        self._estimates = Estimates(speeds, works, edges=self._edges, shares=shares)
         self._is_stale = knowledge in _LEARNING
 
     def estimates(self) -> Estimates:

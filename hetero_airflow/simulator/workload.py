@@ -42,8 +42,6 @@ class Job:
     """Jobs of one gang, with one rank each, are placed all together or not at all, and end when the last one is done;
     empty for a job without a gang."""
     gang_size: int = 1
-    spread: float = 1.0
-    """Factor of the speed if the ranks are on several hosts, 0 to 1."""
     patience_s: float = math.inf
     """The job is withdrawn if it has not started within this time; 0: it starts at once or never."""
     run: str = ""

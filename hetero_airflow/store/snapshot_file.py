@@ -65,7 +65,6 @@ class _TaskRow(BaseModel):
     task_id: str
     speeds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     work: Annotated[Interval, AfterValidator(_check_work)] | None = None
-    spread: float | None = None
     before: tuple[TaskName, ...] = ()
     """The tasks directly after this one."""
     speed_deviations: dict[str, Annotated[float, Field(ge=0, le=100)]] = {}
@@ -114,13 +113,10 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
             task_id=name[1],
             speeds=dict(estimates.speeds.get(name, {})),
             work=estimates.works.get(name),
-            spread=estimates.spread.get(name),
             before=estimates.edges.get(name, ()),
             speed_deviations=dict(estimates.speed_deviations.get(name, {})),
         )
-        for name in sorted(
-            {*estimates.speeds, *estimates.works, *estimates.spread, *estimates.edges, *estimates.speed_deviations}
-        )
+        for name in sorted({*estimates.speeds, *estimates.works, *estimates.edges, *estimates.speed_deviations})
     )
     file = _SnapshotFile(
         schema_version=1,
@@ -164,7 +160,6 @@ def read_snapshot(text: str) -> SavedSnapshot:
         file.finished_s,
         file.mix,
         file.default_speeds,
-        {name: row.spread for name, row in names.items() if row.spread is not None},
         {name: row.before for name, row in names.items() if row.before},
         file.used_device_s,
         file.used_at,

@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.matching.gangs.placement import gang_level
-from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -169,11 +168,10 @@ def test_another_alternative_is_taken_while_the_links_of_the_first_are_busy() ->
     assert outcomes(plan) == {"r": "b"}
 
 
-def test_the_account_states_the_cost_of_spreading() -> None:
-    known = Estimates(spread={("dag", "train"): 0.625})
-    plan = decide(AB, a_gang("g", 2, "gpu:2", task_id="train"), estimates=known)
-    assert plan.places[0].account.summary.endswith("joined by 3.12 GB/s (site), at 0.62 of its speed on one host")
-    plan = decide([a_worker("a")], a_gang("g", 2, "gpu", task_id="train"), estimates=known)
+def test_the_account_states_what_joins_a_gang() -> None:
+    plan = decide(AB, a_gang("g", 2, "gpu:2"))
+    assert plan.places[0].account.summary.endswith("joined by 3.12 GB/s (site)")
+    plan = decide([a_worker("a")], a_gang("g", 2, "gpu"))
     assert plan.places[0].account.summary == "placed with gang g of 2 on 1 worker, joined by 15.8 GB/s (numa)"
 
 

@@ -1,4 +1,4 @@
-"""Gangs in the simulator: all or nothing, the cost of several hosts, and wait budgets in simulated time."""
+"""Gangs in the simulator: all or nothing, several hosts, and wait budgets in simulated time."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -22,7 +22,7 @@ def simulate(*jobs: Job, cluster: str = "v100=2x2") -> dict[str, JobRecord]:
 
 
 def a_gang(topology: str | None = None, ranks: int = 2, **fields: float) -> Job:
-    return Job("gang", 1.0, DeviceRequest.parse("gpu", topology=topology), 100.0, ranks=ranks, spread=0.5, **fields)  # type: ignore[arg-type]
+    return Job("gang", 1.0, DeviceRequest.parse("gpu", topology=topology), 100.0, ranks=ranks, **fields)  # type: ignore[arg-type]
 
 
 def hosts_of(job: JobRecord) -> set[str]:
@@ -34,16 +34,16 @@ def test_a_gang_is_kept_together_where_it_can_be() -> None:
     assert (gang.started_s, gang.finished_s, len(hosts_of(gang))) == (1.0, 101.0, 1)
 
 
-def test_a_gang_that_is_spread_pays_the_price() -> None:
+def test_a_gang_uses_several_hosts_where_one_is_too_small() -> None:
     gang = simulate(a_gang(ranks=3))["gang"]
-    assert (gang.started_s, gang.finished_s, len(hosts_of(gang))) == (1.0, 201.0, 2)
+    assert (gang.started_s, gang.finished_s, len(hosts_of(gang))) == (1.0, 101.0, 2)
 
 
 @pytest.mark.parametrize(
     ("topology", "start_s", "finish_s", "number"),
     [
-        (None, 1.0, 201.0, 2),
-        ("host@10s", 11.0, 211.0, 2),
+        (None, 1.0, 101.0, 2),
+        ("host@10s", 11.0, 111.0, 2),
         ("host@1h", 50.0, 150.0, 1),
         ("host", 50.0, 150.0, 1),
     ],

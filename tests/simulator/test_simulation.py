@@ -162,10 +162,10 @@ def test_the_policy_sees_checkpoints_if_jobs_do_not_save_at_notice():
     assert watcher.saved_s == []
 
 
-def test_a_gang_runs_on_several_workers_at_once_and_slower_when_spread():
-    gang = Job("g", 0.0, GPU, 100.0, ranks=2, spread=0.5)
+def test_a_gang_runs_on_several_workers_at_once():
+    gang = Job("g", 0.0, GPU, 100.0, ranks=2)
     record = simulate(gang, cluster="v100=2x1")
-    assert spans(record) == {"g": (0.0, 200.0)}
+    assert spans(record) == {"g": (0.0, 100.0)}
     assert [part.worker_id for part in record.jobs[0].intervals] == ["v100-0", "v100-1"]
     assert record.jobs[0].devices == 2.0
 

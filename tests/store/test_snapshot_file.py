@@ -21,7 +21,6 @@ KNOWN = Estimates(
     (1.0, 2.5),
     ((a_pending().request.alternatives[0], 1.0),),
     {"nvidia/a100": 3.0},
-    {("dag", "train"): 0.5},
     {("dag", "train"): (("dag", "other"), ("dag", "test"))},
     {"dag": {"nvidia/a100": 60.0}},
     EPOCH,

@@ -44,7 +44,6 @@ class GangQueue:
         self._index = index
         self._idle_cluster = idle_cluster
         self._now = now
-        self._spread = snapshot.estimates.spread
         self._members: defaultdict[str, list[PendingRequest]] = defaultdict(list)
         for member in sorted((request for request in pending if request.gang), key=attrgetter("id")):
             self._members[member.gang].append(member)
@@ -132,9 +131,7 @@ class GangQueue:
         text = f"placed with gang {members[0].gang} of {len(members)} on {workers} worker{'s' if workers > 1 else ''}"
         if fit.bottleneck is not None:
             text += f", joined by {fit.bottleneck}"
-        spread = self._spread.get(members[0].task, 1.0)
-        is_spread = fit.bottleneck is not None and fit.bottleneck.level.rank > Level.HOST.rank
-        return text + (f", at {spread:.2g} of its speed on one host" if is_spread and spread < 1 else "")
+        return text
 
 
 def _fingerprints(members: Sequence[PendingRequest]) -> tuple[str, ...]:

@@ -46,8 +46,6 @@ def durations_s(estimates: Estimates, pending: PendingRequest, device_class: str
     work, speed = estimates.works.get(pending.task), estimates.speed(pending.task, device_class)
     if work is None or not speed:
         return math.inf, math.inf
-    if pending.gang:
-        speed *= estimates.spread.get(pending.task, 1.0)
     if not pending.attained_service_s:
         return max(work.middle, 0.0) / speed, max(work.high, 0.0) / speed
     done = math.fsum(
@@ -85,7 +83,7 @@ class _EndForecast:
         self._estimates, self._now = estimates, now
         self._usual_s = usual_run_s(estimates)
         self._durations: dict[tuple[TaskName, str], tuple[float, float]] = {}
-        """Of runs outside of gangs that began anew."""
+        """Of runs that began anew."""
 
     def end(self, lease: Lease, holder: PendingRequest, name: str | None) -> ExpectedEnd:
         """When the run of a lease ends.
@@ -109,7 +107,7 @@ class _EndForecast:
         return ExpectedEnd(guess_s, guess_s, False)
 
     def _durations_s(self, holder: PendingRequest, name: str) -> tuple[float, float]:
-        if holder.attained_service_s or holder.gang:
+        if holder.attained_service_s:
             return durations_s(self._estimates, holder, name)
         found = self._durations.get((holder.task, name))
         if found is None:

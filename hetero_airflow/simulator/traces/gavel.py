@@ -11,14 +11,13 @@ at https://github.com/stanford-futuredata/gavel, MIT licence. Two forms are read
     come from ``simulation_throughputs.json`` (plain or ``.gz``) in the same folder.
 """
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
+from typing import Annotated
+
+from pydantic import BaseModel, Field, ValidationError
 
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.devices.names import MAX_COUNT
@@ -36,6 +35,7 @@ from hetero_airflow.simulator.traces.files import (
     unique,
 )
 from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.validation import first_problem
 
 CLASSES = ("v100", "p100", "k80")
 MAX_BYTES = 64 * 2**20
@@ -53,26 +53,17 @@ _TRACE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """The measured speeds, without those of jobs that share a device."""
+class _Measurement(BaseModel):
+    """The speeds of a job type; those beside another job are ignored."""
 
-    together: Table
-    """Speeds with all devices on one host."""
-    apart: Table = field(default_factory=dict)
-    """Speeds with devices on several hosts."""
+    null: Annotated[float, Field(strict=True, ge=0, le=MAX_NUMBER, allow_inf_nan=False)]
+    """Alone on its devices."""
 
-    def spread(self, kind: str, gpus: int) -> float:
-        """The factor of a job's speed on several hosts, above 0 and at most 1; 1 if it was not measured.
 
-        `Job.spread` is one number for all models, so this is the geometric mean over the models.
-
-        >>> Speeds({("lm", 2): {"v100": 8.0, "k80": 4.0}}, {("lm", 2): {"v100": 2.0, "k80": 4.0}}).spread("lm", 2)
-        0.5
-        """
-        near, far = self.together.get((kind, gpus), {}), self.apart.get((kind, gpus), {})
-        ratios = [far[model] / near[model] for model in near if near[model] > 0 and far.get(model, 0.0) > 0]
-        return min(1.0, math.prod(ratios) ** (1 / len(ratios))) if ratios else 1.0
+class _SpeedFile(BaseModel):
+    v100: dict[str, _Measurement] = {}
+    p100: dict[str, _Measurement] = {}
+    k80: dict[str, _Measurement] = {}
 
 
 def load(name: str, traces: Path | None) -> Workload:
@@ -82,9 +73,9 @@ def load(name: str, traces: Path | None) -> Workload:
     """
     folder = trace_folder(traces) / "gavel"
     path = find_file(folder, name, (".csv.gz", ".csv", ".trace"))
-    speeds = cache(lambda: read_speeds(folder))
     request = cache(request_for)
-    jobs = _from_trace(path, speeds(), request) if path.suffix == ".trace" else _from_csv(path, speeds, request)
+    is_trace = path.suffix == ".trace"
+    jobs = _from_trace(path, read_speeds(folder), request) if is_trace else _from_csv(path, request)
     return Workload(name=f"gavel/{name}", jobs=tuple(jobs))
 
 
@@ -97,28 +88,27 @@ def request_for(models: tuple[str, ...], gpus: int) -> DeviceRequest:
     return DeviceRequest.parse({f"{model}:{gpus}" for model in models})
 
 
-def _from_csv(path: Path, speeds: Callable[[], Speeds], request: Callable[..., DeviceRequest]) -> Iterator[Job]:
+def _from_csv(path: Path, request: Callable[..., DeviceRequest]) -> Iterator[Job]:
     for row in in_order(unique(csv_rows(path, _CSV), "job_id"), "arrival_s"):
         kind, gpus = row.text("job_type"), row.integer("gpus", 1, MAX_COUNT)
         rates = {model: row.number(f"thr_{model}") for model in CLASSES}
-        spread = speeds().spread(kind, gpus) if gpus > 1 else 1.0
-        yield _job(row, row.text("job_id"), kind, gpus, rates, spread, request)
+        yield _job(row, row.text("job_id"), kind, gpus, rates, request)
 
 
-def _from_trace(path: Path, speeds: Speeds, request: Callable[..., DeviceRequest]) -> Iterator[Job]:
+def _from_trace(path: Path, speeds: Table, request: Callable[..., DeviceRequest]) -> Iterator[Job]:
     for row in in_order(tab_rows(path, _TRACE), "arrival_s"):
         kind, gpus = row.text("job_type"), row.integer("scale_factor", 1, MAX_COUNT)
-        rates = speeds.together.get((kind, gpus))
+        rates = speeds.get((kind, gpus))
         if rates is None:
             raise row.wrong(
                 "job_type", f"no speeds on {gpus} devices in simulation_throughputs.json",
                 "Name a job type of that file, or add its speeds there",
             )  # fmt: skip
-        yield _job(row, str(row.line - 1), kind, gpus, rates, speeds.spread(kind, gpus), request)
+        yield _job(row, str(row.line - 1), kind, gpus, rates, request)
 
 
 def _job(
-    row: Row, id: str, kind: str, gpus: int, rates: Mapping[str, float], spread: float,
+    row: Row, id: str, kind: str, gpus: int, rates: Mapping[str, float],
     request: Callable[..., DeviceRequest],
 ) -> Job:  # fmt: skip
     models = tuple(model for model in CLASSES if rates.get(model, 0.0) > 0)
@@ -133,52 +123,30 @@ def _job(
         speeds={f"nvidia/{model}": rates[model] for model in models},
         task=f"{kind} x{gpus}",
         group="gavel",
-        spread=spread,
     )
 
 
-def read_speeds(folder: Path) -> Speeds:
-    """The speeds of ``simulation_throughputs.json``, plain or gzip, in the folder.
+def read_speeds(folder: Path) -> Table:
+    """The speeds of ``simulation_throughputs.json``, plain or gzip, in the folder, with all devices on one host.
 
     :raises TraceError: there is no such file, or it is wrong
     """
     path = find_file(folder, "simulation_throughputs", (".json.gz", ".json"))
     try:
-        content = json.loads(read_whole(path, MAX_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise TraceError(path.name, found=f"no JSON ({shorten(str(error))})", remedy="Fetch the file again") from error
-    return Speeds(_table(path.name, content, ""), _table(path.name, content, "_unconsolidated"))
-
-
-def _table(file: str, content: object, suffix: str) -> Table:
+        file = _SpeedFile.model_validate_json(read_whole(path, MAX_BYTES))
+    except ValidationError as error:
+        place, problem = first_problem(error)
+        raise TraceError(f"{path.name}, {shorten(place)}", found=problem, remedy="Fetch the file again") from error
     table: dict[tuple[str, int], dict[str, float]] = {}
     for model in CLASSES:
-        for key, entry in _mapping(
-            file, _mapping(file, content, "the file").get(f"{model}{suffix}", {}), model
-        ).items():
+        for key, entry in getattr(file, model).items():
             match = _KEY.fullmatch(key) if len(key) <= MAX_TEXT and key.isprintable() else None
-            speed = _mapping(file, entry, key).get("null")
-            if match is None or not _is_speed(speed):
+            if match is None:
                 raise TraceError(
-                    f"{file}, {model}{suffix}, {shorten(key)}",
-                    found=shorten(speed) if match else "no key of a job type and a number of devices",
+                    f"{path.name}, {model}, {shorten(key)}",
+                    found="no key of a job type and a number of devices",
                     remedy='Write it as "(\'LM (batch size 5)\', 8)": {"null": steps a second}',
                     field=shorten(key),
                 )
-            table.setdefault((match["kind"], int(match["gpus"])), {})[model] = speed
+            table.setdefault((match["kind"], int(match["gpus"])), {})[model] = entry.null
     return table
-
-
-def _is_speed(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
-
-
-def _mapping(file: str, value: object, item: str) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise TraceError(
-            f"{file}, {shorten(item)}",
-            found=f"{shorten(value)} where a mapping should be",
-            remedy="Fetch the file again",
-            field=shorten(item),
-        )
-    return value

@@ -28,7 +28,7 @@ from typing import TypeVar
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.traces.files import trace_folder
-from hetero_airflow.simulator.traces.gavel import Speeds, read_speeds, request_for
+from hetero_airflow.simulator.traces.gavel import Table, read_speeds, request_for
 from hetero_airflow.simulator.workload import Job, Workload
 
 T = TypeVar("T")
@@ -55,7 +55,6 @@ class JobKind:
     devices: int
     speeds: Mapping[str, float]
     """NVIDIA's model (``v100``) → units of work a second, above 0."""
-    spread: float = 1.0
 
 
 SYNTHETIC_KINDS = (
@@ -133,13 +132,11 @@ def bursty_arrivals(
         now_s, is_burst = ends_s, not is_burst
 
 
-def gavel_kinds(speeds: Speeds) -> tuple[JobKind, ...]:
+def gavel_kinds(speeds: Table) -> tuple[JobKind, ...]:
     """The job types that Gavel measured, by name and number of devices, with the models on which they can run."""
     return tuple(
-        JobKind(
-            name, devices, {model: speed for model, speed in rates.items() if speed > 0}, speeds.spread(name, devices)
-        )
-        for (name, devices), rates in sorted(speeds.together.items())
+        JobKind(name, devices, {model: speed for model, speed in rates.items() if speed > 0})
+        for (name, devices), rates in sorted(speeds.items())
     )
 
 
@@ -187,7 +184,6 @@ def job_of(
         task=f"{kind.name} x{kind.devices}",
         group=group,
         after=after,
-        spread=kind.spread,
     )
 
 
@@ -275,7 +271,7 @@ def dag_runs(rng: random.Random, designs: Sequence[DagDesign], runs: int, arriva
         for task, (kind, usual_s) in enumerate(zip(design.kinds, design.durations_s, strict=True)):
             duration_s = usual_s * lognormal(rng, 0.0, _RUN_TO_RUN)
             after = tuple(f"{run}.{before}" for before in design.after[task])
-            named = JobKind(f"task{task} {kind.name}", kind.devices, kind.speeds, kind.spread)
+            named = JobKind(f"task{task} {kind.name}", kind.devices, kind.speeds)
             job = job_of(named, f"{run}.{task}", arrival_s, duration_s, design.name, request, after)
             jobs.append(replace(job, run=str(run)))
     return Workload("generated/dags", tuple(jobs))

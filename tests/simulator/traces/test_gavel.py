@@ -22,9 +22,6 @@ SPEEDS = {
     "v100": {"('LM (batch size 5)', 2)": {"null": 8.0, "('A3C', 1)": [1.0, 2.0]}, "('A3C', 1)": {"null": 4.0}},
     "p100": {"('LM (batch size 5)', 2)": {"null": 4.0}, "('A3C', 1)": {"null": 2.0}},
     "k80": {"('LM (batch size 5)', 2)": {"null": 0.0}, "('A3C', 1)": {"null": 1.0}},
-    "v100_unconsolidated": {"('LM (batch size 5)', 2)": {"null": 2.0}},
-    "p100_unconsolidated": {"('LM (batch size 5)', 2)": {"null": 4.0}},
-    "k80_unconsolidated": {},
 }
 TRACE_LINE = "A3C\tpython3 main.py --x %s\tdir\t--steps\t1\t{steps}\t1\t1\t-1.000000\t{arrival}\n"
 
@@ -59,10 +56,8 @@ def test_a_job_has_steps_as_work_and_an_unordered_choice_of_the_models_that_can_
         speeds={"nvidia/v100": 8.0, "nvidia/p100": 4.0},
         task="LM (batch size 5) x2",
         group="gavel",
-        spread=0.5,  # the geometric mean of 2/8 and 4/4
     )
     assert workload.name == "gavel/t"
-    assert workload.jobs[1].spread == 1.0
 
 
 def test_equal_requests_are_parsed_once(folder: Path) -> None:
@@ -156,7 +151,7 @@ def test_a_table_of_speeds_that_cannot_be_right_is_refused(tmp_path: Path, conte
 
 
 def test_the_published_streams_hold_their_own_speeds(public_traces: Path) -> None:
-    speeds = read_speeds(public_traces / "gavel").together
+    speeds = read_speeds(public_traces / "gavel")
 
     for name, jobs in (("h300_seed0", 300), ("m300_seed0", 300)):
         workload = load_trace(f"gavel/{name}", public_traces)
@@ -165,7 +160,6 @@ def test_the_published_streams_hold_their_own_speeds(public_traces: Path) -> Non
             kind, gpus = job.task.rsplit(" x", 1)
             measured = {f"nvidia/{model}": speed for model, speed in speeds[kind, int(gpus)].items() if speed}
             assert job.speeds == pytest.approx(measured)
-            assert 0 < job.spread <= 1
 
 
 @pytest.mark.parametrize("name", ["max_min_fairness", "minimize_makespan", "small_test"])
@@ -182,7 +176,7 @@ WORK = 10_000.0
 @pytest.fixture(scope="module")
 def truth(public_traces) -> dict[tuple[str, str], dict[str, float]]:
     """Task → device class → seconds, for the job types that were measured on one device of each model."""
-    table = read_speeds(public_traces / "gavel").together
+    table = read_speeds(public_traces / "gavel")
     whole = {kind: row for (kind, gpus), row in table.items() if gpus == 1 and all(row.get(c, 0) > 0 for c in CLASSES)}
     return {("gavel", kind): {f"nvidia/{c}": WORK / row[c] for c in CLASSES} for kind, row in sorted(whole.items())}
 

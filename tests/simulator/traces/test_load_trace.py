@@ -80,7 +80,6 @@ def test_a_damaged_file_gives_sound_jobs_or_a_short_error(folder: Path, path: st
     for job in workload.jobs:
         assert 0 <= job.arrival_s < math.inf
         assert 0 < job.work < math.inf
-        assert 0 < job.spread <= 1
         assert all(0 < speed < math.inf for speed in job.speeds.values())
         assert (job.id + job.task + job.group).isprintable()
 
