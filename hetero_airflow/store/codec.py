@@ -21,6 +21,11 @@ CORES: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
 TRANSITIONS: TypeAdapter[tuple[Transition, ...]] = TypeAdapter(tuple[Transition, ...])
 LEASES: TypeAdapter[frozenset[str]] = TypeAdapter(frozenset[str])
 
+REQUEST_COLUMNS = (
+    "dag_id", "run_id", "task_id", "map_index", "try_number", "submitted_at", "weight", "gang_size", "interruptions",
+)  # fmt: skip
+"""The columns of `hetero_request` with the name and the value of a field of `PendingRequest`."""
+
 _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "refuse"}
 
 

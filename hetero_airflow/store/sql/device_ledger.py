@@ -15,7 +15,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
 from hetero_airflow.store.lease_rules import are_grantable, choose_cores, suits_device_kind
 from hetero_airflow.store.sql.holds import read_devices_on_hold
-from hetero_airflow.store.sql.json_rows import json_table
+from hetero_airflow.store.sql.json_rows import json_table, read_by_rows
 from hetero_airflow.store.sql.tallies import model_label
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.units import MILLI_PER_DEVICE
@@ -63,7 +63,7 @@ class DeviceLedger:
             return
         pairs = {(place.worker_id, claim.device_id) for place in places for claim in place.claims}
         wanted = [{"worker_key": worker_id, "key": key} for worker_id, key in sorted(pairs)]
-        rows = transaction.read_by_rows(_read_devices, wanted, online=WorkerState.ONLINE)
+        rows = read_by_rows(transaction.connection, _read_devices, wanted, online=WorkerState.ONLINE)
         on_hold = read_devices_on_hold(transaction.connection, {row.worker_id for row in rows if row.has_holds})
         for row in rows:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
@@ -76,7 +76,7 @@ class DeviceLedger:
                 row.physical_id,
             )
         cpus = [{"worker_key": key[0], "key": key[1]} for key, free in self._devices.items() if free.kind == "cpu"]
-        for row in transaction.read_by_rows(_read_cores, cpus):
+        for row in read_by_rows(transaction.connection, _read_cores, cpus):
             self._devices[row.worker_id, row.device_id].taken.update(CORES.validate_json(row.cores))
 
     def take(self, place: Place) -> tuple[Claim, ...] | None:

@@ -17,6 +17,7 @@ from hetero_airflow.store.codec import (
     LEASES,
     READINGS,
     REASON,
+    REQUEST_COLUMNS,
     SERVED,
     TRANSITIONS,
     device_columns,
@@ -25,7 +26,7 @@ from hetero_airflow.store.codec import (
 )
 from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
-from hetero_airflow.store.sql.json_rows import json_table, key_rows
+from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
 from hetero_airflow.store.sql.leases import claim_starts, end_requests
 from hetero_airflow.store.sql.presence import (
     holds_all_leases,
@@ -250,7 +251,7 @@ def _write_requests(
     transaction: WriteTransaction, events: Sequence[RequestSubmitted | RequestWithdrawn], now: datetime
 ) -> None:
     ids = {event.request_id for event in events}
-    stored = {row.id: row for row in transaction.read_by_rows(_states, key_rows(ids))}
+    stored = {row.id: row for row in read_by_rows(transaction.connection, _states, key_rows(ids))}
     states: dict[str, str] = {key: row.state for key, row in stored.items()}
     since = {key: now if row.was_held else row.resubmitted_at for key, row in stored.items()}
     rows: dict[str, dict[str, Any]] = {}
@@ -298,18 +299,10 @@ def _states(dialect: str) -> Select[Any]:
 
 def _request_columns(pending: PendingRequest) -> dict[str, Any]:
     return {
-        "dag_id": pending.dag_id,
-        "run_id": pending.run_id,
-        "task_id": pending.task_id,
-        "map_index": pending.map_index,
-        "try_number": pending.try_number,
+        **{name: getattr(pending, name) for name in REQUEST_COLUMNS},
         "request": pending.request.model_dump_json(exclude_defaults=True),
-        "weight": pending.weight,
-        "submitted_at": pending.submitted_at,
         "served": SERVED.dump_json(dict(pending.attained_service_s)).decode(),
-        "interruptions": pending.interruptions,
         "gang": pending.gang or None,
-        "gang_size": pending.gang_size,
         "state": "waiting",
         "ended_at": None,
         "cause": "",

@@ -106,9 +106,3 @@ def read_devices_on_hold(connection: Connection, worker_ids: Iterable[str]) -> f
         for row in read_chunks(connection, query, _DEVICE.worker_id, holds)
         if holds_on(device := Device.model_validate_json(row.inventory), holds[row.worker_id])
     )
-
-
-def read_health(connection: Connection) -> dict[tuple[str, str], DeviceHealth]:
-    """(worker id, device id) → record of its errors."""
-    rows = connection.execute(select(tables.health))
-    return {(row.worker_id, row.device_id): HEALTH.validate_json(row.record) for row in rows}

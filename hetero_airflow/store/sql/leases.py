@@ -13,7 +13,7 @@ from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, Leas
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.lease_rules import check_move, run_end_of
-from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
+from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, read_by_rows, rows_json, without_index
 from hetero_airflow.store.sql.reads import read_leases
 from hetero_airflow.store.sql.tallies import Occurrence, TallyName, add_tallies, ended_label
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
@@ -108,7 +108,7 @@ def _free_leases(transaction: WriteTransaction, leases: Sequence[Lease]) -> None
     transaction.execute_rows(_free_devices, rows, stamp=transaction.stamp)
     transaction.execute_rows(_release_devices, [{"key": lease.id} for lease in leases])
     workers = key_rows({lease.worker_id for lease in leases})
-    vanished = transaction.read_by_rows(_unused_vanished_devices, workers)
+    vanished = read_by_rows(transaction.connection, _unused_vanished_devices, workers)
     if vanished:
         transaction.execute_rows(_touch_workers, [{"key": row.worker_id} for row in vanished], stamp=transaction.stamp)
         transaction.execute_rows(_drop_devices, [{"worker_key": r.worker_id, "key": r.id} for r in vanished])

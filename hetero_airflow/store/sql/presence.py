@@ -4,7 +4,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
-from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
+from hetero_airflow.model.heartbeat import ServerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import LEASES
@@ -12,21 +12,6 @@ from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import SCHEDULER_KEPT, SchedulerDecided
 
 _SEEN, _LEASE = tables.telemetry.c, tables.lease.c
-
-
-def read_last_seen(connection: Connection) -> dict[str, datetime]:
-    """Worker id → time of its last heartbeat."""
-    rows = connection.execute(select(_SEEN.worker_id, _SEEN.seen_at))
-    return {row.worker_id: row.seen_at for row in rows}
-
-
-def read_heartbeats(connection: Connection) -> dict[str, WorkerHeartbeat]:
-    """Worker id → last heartbeat of its agent."""
-    query = select(_SEEN.worker_id, _SEEN.seen_at, _SEEN.leases).where(_SEEN.leases.is_not(None))
-    return {
-        row.worker_id: WorkerHeartbeat(row.seen_at, LEASES.validate_json(row.leases))
-        for row in connection.execute(query)
-    }
 
 
 def read_server_heartbeat(connection: Connection) -> ServerHeartbeat | None:
@@ -41,11 +26,6 @@ def record_server_heartbeat(transaction: WriteTransaction, now: datetime, *, is_
     heartbeat = next_server_heartbeat(before, now, is_new=is_new)
     values = {"id": 1, "since": heartbeat.since, "seen_at": heartbeat.at}
     transaction.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
-
-
-def read_last_decisions(connection: Connection) -> dict[str, datetime]:
-    """Scheduler → the end of its last cycle."""
-    return {row.id: row.decided_at for row in connection.execute(select(tables.scheduler))}
 
 
 def record_decision(transaction: WriteTransaction, event: SchedulerDecided) -> None:

@@ -11,7 +11,6 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.holds import HEALTH
-from hetero_airflow.store.sql.speeds import prune_speeds
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.sql.usage import add_sums
 from hetero_airflow.store.store import WorkerForgotten
@@ -111,7 +110,7 @@ def prune(transaction: WriteTransaction, before: datetime) -> int:
     if connection.execute(delete(tables.dag).where(~live_dags.exists())).rowcount:
         transaction.note_deletion()
     _prune_absent_workers(connection, before)
-    prune_speeds(connection, before)
+    connection.execute(delete(tables.speed).where(tables.speed.c.measured_at < before))
     return old
 
 

@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from hetero_airflow.errors import shorten
-from hetero_airflow.model.device import Device, Telemetry
-from hetero_airflow.model.lease import TERMINAL, Claim, Lease, LeaseState
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.lease import TERMINAL, Claim, Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, RunEnd, ServiceRecord
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import CORES, READINGS, SERVED, TRANSITIONS, decision_json
+from hetero_airflow.store.codec import CORES, REQUEST_COLUMNS, SERVED, TRANSITIONS, decision_json
 from hetero_airflow.store.inventory import worker_with_devices
 from hetero_airflow.store.lease_rules import leased_device_class
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
@@ -122,20 +122,12 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         log_unreadable("request", row.id, error)
         return None
     return PendingRequest(
-        row.id,
-        request,
-        row.submitted_at,
-        row.weight,
-        row.dag_id,
-        row.run_id,
-        row.task_id,
-        row.map_index,
-        row.try_number,
-        attained_service_s,
-        row.gang or "",
-        row.gang_size,
-        row.is_paused,
-        row.interruptions,
+        id=row.id,
+        request=request,
+        attained_service_s=attained_service_s,
+        gang=row.gang or "",
+        is_paused=row.is_paused,
+        **{name: getattr(row, name) for name in REQUEST_COLUMNS},
     )
 
 
@@ -155,24 +147,10 @@ def read_leases(
     connection: Connection, condition: ColumnElement[bool], parameters: Mapping[str, Any] | None = None
 ) -> list[Lease]:
     """The leases that meet the condition, ordered by token."""
-    rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
+    columns = [_LEASE[name] for name in Lease.model_fields if name != "claims"]
+    rows = connection.execute(select(*columns).where(condition).order_by(_LEASE.token), parameters).all()
     claims = _read_claims(connection, (row.id for row in rows))
-    return [
-        Lease(
-            id=row.id,
-            request_id=row.request_id,
-            worker_id=row.worker_id,
-            alternative=row.alternative,
-            claims=tuple(claims[row.id]),
-            token=row.token,
-            state=LeaseState(row.state),
-            granted_at=row.granted_at,
-            expires_at=row.expires_at,
-            saved_at=row.saved_at,
-            starter=row.starter,
-        )
-        for row in rows
-    ]
+    return [Lease(**row._asdict(), claims=tuple(claims[row.id])) for row in rows]
 
 
 def _read_claims(connection: Connection, lease_ids: Iterable[str]) -> Mapping[str, list[Claim]]:
@@ -207,12 +185,6 @@ def read_request_history(
     story = select(tables.story.c.transitions).where(tables.story.c.request_id == row.id)
     transitions = TRANSITIONS.validate_json(connection.execute(story).scalar() or "[]")
     return RequestHistory(pending, row.state, row.ended_at, row.cause, tuple(leases), tuple(decisions), transitions)
-
-
-def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:
-    """(worker id, device id) → last reading."""
-    rows = connection.execute(select(tables.telemetry.c.worker_id, tables.telemetry.c.readings))
-    return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}
 
 
 def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> tuple[EndedRun, ...]:

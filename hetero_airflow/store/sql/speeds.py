@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from hetero_airflow.model.run import MeasuredSpeed
 from hetero_airflow.store import tables
@@ -96,11 +96,6 @@ def read_speeds(connection: Connection, since: int) -> tuple[int, tuple[Measured
     records = (_read(row.record, (row.dag_id, row.task_id)) for row in rows)
     speeds = tuple(record.measured for record in records if record is not None)
     return max((row.changed for row in rows), default=since), speeds
-
-
-def prune_speeds(connection: Connection, before: datetime) -> None:
-    """Delete the speeds that were not measured since that time."""
-    connection.execute(delete(tables.speed).where(_SPEED.measured_at < before))
 
 
 def _read(text: str, task: tuple[str, str]) -> SpeedRecord | None:

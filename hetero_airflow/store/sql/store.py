@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import lru_cache
 from threading import Lock
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, select
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
@@ -17,30 +17,22 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, MeasuredSpeed, ServiceRecord
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import LEASES, READINGS
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.sql.events import record_events
-from hetero_airflow.store.sql.holds import read_health
+from hetero_airflow.store.sql.holds import HEALTH
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
 from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
-from hetero_airflow.store.sql.presence import (
-    read_heartbeats,
-    read_last_decisions,
-    read_last_seen,
-    read_server_heartbeat,
-)
+from hetero_airflow.store.sql.presence import read_server_heartbeat
 from hetero_airflow.store.sql.pruning import forget_by_name, prune
 from hetero_airflow.store.sql.queue import change_queue
-from hetero_airflow.store.sql.reads import (
-    apply_changes,
-    drop_deleted,
-    read_request_history,
-    read_runs,
-    read_service,
-    read_telemetry,
-)
+from hetero_airflow.store.sql.reads import apply_changes, drop_deleted, read_request_history, read_runs, read_service
 from hetero_airflow.store.sql.speeds import LeaseSpeed, add_speeds, read_speeds
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, QueueChange, RequestHistory, StoreEvent
+
+_SEEN = tables.telemetry.c
 
 
 class SqlStore:
@@ -134,12 +126,14 @@ class SqlStore:
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → last reading."""
         with read_transaction(self._engine) as connection:
-            return read_telemetry(connection)
+            rows = connection.execute(select(_SEEN.worker_id, _SEEN.readings)).all()
+        return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → what is remembered of its errors; without those that are `NO_ERRORS`."""
         with read_transaction(self._engine) as connection:
-            return read_health(connection)
+            rows = connection.execute(select(tables.health)).all()
+        return {(row.worker_id, row.device_id): HEALTH.validate_json(row.record) for row in rows}
 
     def runs(self, since: int = 0) -> tuple[EndedRun, ...]:
         """The leases that ended after this sequence in a known way, ordered by their ends.
@@ -195,12 +189,15 @@ class SqlStore:
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → time of its last heartbeat."""
         with read_transaction(self._engine) as connection:
-            return read_last_seen(connection)
+            rows = connection.execute(select(_SEEN.worker_id, _SEEN.seen_at))
+            return {row.worker_id: row.seen_at for row in rows}
 
     def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         """Worker id → last heartbeat of its agent; without workers that have no agent or are lost."""
         with read_transaction(self._engine) as connection:
-            return read_heartbeats(connection)
+            query = select(_SEEN.worker_id, _SEEN.seen_at, _SEEN.leases).where(_SEEN.leases.is_not(None))
+            rows = connection.execute(query).all()
+        return {row.worker_id: WorkerHeartbeat(row.seen_at, LEASES.validate_json(row.leases)) for row in rows}
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
         """The last heartbeat of the API server; None if there was none."""
@@ -210,4 +207,4 @@ class SqlStore:
     def last_decisions(self) -> dict[str, datetime]:
         """Scheduler → the end of its last cycle, some seconds late."""
         with read_transaction(self._engine) as connection:
-            return read_last_decisions(connection)
+            return {row.id: row.decided_at for row in connection.execute(select(tables.scheduler))}

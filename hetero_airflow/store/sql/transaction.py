@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql.json_rows import ROWS, insert_rows, read_by_rows, rows_json
+from hetero_airflow.store.sql.json_rows import ROWS, insert_rows, rows_json
 from hetero_airflow.validation import first_problem
 
 T = TypeVar("T")
@@ -83,12 +83,6 @@ class WriteTransaction:
         """Insert all rows in one statement; they have the columns of the first row."""
         if rows:
             self.connection.execute(insert_rows(self.dialect, table, *rows[0]), {ROWS: rows_json(rows)})
-
-    def read_by_rows(
-        self, make: Callable[[str], Select[Any]], rows: Sequence[dict[str, Any]], **values: Any
-    ) -> Sequence[Row[Any]]:
-        """The result of a query on a `json_table` with these rows."""
-        return read_by_rows(self.connection, make, rows, **values)
 
     def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Execute the statement once per row."""

@@ -31,7 +31,7 @@ from hetero_airflow.model.usage.device_time import (
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.holds import read_holds
-from hetero_airflow.store.sql.json_rows import json_table, key_rows
+from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
 from hetero_airflow.store.sql.tallies import split_model_label
 from hetero_airflow.store.sql.transaction import WriteTransaction
 
@@ -71,7 +71,7 @@ def note_presence(transaction: WriteTransaction, worker_ids: Collection[str], no
     stored: dict[tuple[str, str], _Shown] = {}
     earliest: dict[tuple[str, str], datetime] = {}
     """Device → when its next time may begin; without those that may begin now."""
-    for row in transaction.read_by_rows(_open_times, key_rows(worker_ids), now=now):
+    for row in read_by_rows(transaction.connection, _open_times, key_rows(worker_ids), now=now):
         key, noted_until = (row.worker_id, row.device_id), row.until or row.since
         if row.until is None:
             stored[key] = _Shown(row.device_class, row.kind, row.capacity_milli, bool(row.is_on_hold))
@@ -100,7 +100,7 @@ def _current(transaction: WriteTransaction, worker_ids: Collection[str]) -> dict
 
     A device whose parts are leased instead, such as a GPU in MIG mode, does not count beside its parts.
     """
-    rows = transaction.read_by_rows(_devices, key_rows(worker_ids))
+    rows = read_by_rows(transaction.connection, _devices, key_rows(worker_ids))
     devices = [(row.worker_id, Device.model_validate_json(row.inventory)) for row in rows]
     holds = read_holds(transaction.connection, worker_ids)
     divided = {(worker_id, device.parent) for worker_id, device in devices if device.parent is not None}
