@@ -23,6 +23,9 @@ UNCOVERED_KEY = "is_uncovered"
 LEFT_OUT_KEY = "is_left_out"
 """Key in a device's `details`: true if this host leaves the device to others, so their processes are no concern."""
 
+MAX_PROBLEM = 500
+"""Characters of a device's `problem`."""
+
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
@@ -56,7 +59,7 @@ class Device(BaseModel):
     """The GPU that a part belongs to: the id of a device, or the name of an AMD chip, which is none."""
     leasable: bool = True
     """False for a device that must not be leased; `problem` gives the reason."""
-    problem: str | None = Field(default=None, max_length=500)
+    problem: str | None = Field(default=None, max_length=MAX_PROBLEM)
     driver: str | None = Field(default=None, max_length=64)
     capability: str | None = Field(default=None, max_length=64)
     """What compiled code must support: CUDA compute capability (``8.0``), ROCm target (``gfx942``), and for a CPU its
@@ -81,6 +84,11 @@ class Device(BaseModel):
     def capacity_milli(self) -> int:
         """The leasable amount: 1000 for a device, 1000 for each core of a CPU."""
         return MILLI_PER_DEVICE * len(self.cores) if self.kind == "cpu" else MILLI_PER_DEVICE
+
+    def not_leasable(self, problem: str) -> "Device":
+        """The device as one that gets no task, with this problem before its own."""
+        text = ". ".join(filter(None, (problem, self.problem)))
+        return self.model_copy(update={"leasable": False, "problem": text[:MAX_PROBLEM]})
 
     def __str__(self) -> str:
         return f"{self.name} (simulated)" if self.simulated else self.name

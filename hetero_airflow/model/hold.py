@@ -8,8 +8,6 @@ from enum import StrEnum
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.worker import Worker
 
-_MAX_PROBLEM = 500
-
 
 class HoldKind(StrEnum):
     """Who placed a hold. A device can have one hold of each kind at the same time."""
@@ -73,12 +71,6 @@ def with_holds(worker: Worker, holds: Iterable[Hold]) -> Worker:
     all_holds = tuple(holds)
     if not all_holds:
         return worker
-    devices = tuple(_with_device_holds(device, holds_on(device, all_holds)) for device in worker.devices)
+    texts = [(device, ". ".join(map(str, holds_on(device, all_holds)))) for device in worker.devices]
+    devices = tuple(device.not_leasable(text) if text else device for device, text in texts)
     return worker.model_copy(update={"devices": devices})
-
-
-def _with_device_holds(device: Device, holds: tuple[Hold, ...]) -> Device:
-    if not holds:
-        return device
-    texts = [*map(str, holds), *([device.problem] if device.problem else [])]
-    return device.model_copy(update={"leasable": False, "problem": ". ".join(texts)[:_MAX_PROBLEM]})

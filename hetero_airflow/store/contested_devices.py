@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from hetero_airflow.model.device import Device
 from hetero_airflow.model.devices.identity import physical_ids
 from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage
@@ -25,7 +24,6 @@ from hetero_airflow.model.worker import Worker, WorkerState
 Usage = Mapping[str, Mapping[str, DeviceUsage]]
 """Worker id → device id → usage."""
 
-_MAX_PROBLEM = 500
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -84,15 +82,6 @@ class ContestedDevices:
         self._contested.discard(physical_id)
         if not reports:
             del self._reports[physical_id]
-
-    def others(self, worker_id: str) -> dict[str, list[str]]:
-        """Device id → the other workers that report the same physical device, for those devices of the worker."""
-        ids = self._ids.get(worker_id, {})
-        return {
-            device_id: sorted(self._reports[physical_id].keys() - {worker_id})
-            for device_id, physical_id in ids.items()
-            if physical_id in self._contested
-        }
 
     def holder_elsewhere(self, worker_id: str, device_id: str, usage: Usage) -> str | None:
         """Another worker that has leased the same physical device; None if there is none."""
@@ -163,12 +152,6 @@ def _offers(worker: Worker, device_id: str) -> bool:
 
 
 def _with_problems(worker: Worker, problems: Mapping[str, str]) -> Worker:
-    devices = tuple(_with_problem(device, problems.get(device.id)) for device in worker.devices)
+    texts = [(device, problems.get(device.id)) for device in worker.devices]
+    devices = tuple(device.not_leasable(text) if text else device for device, text in texts)
     return worker.model_copy(update={"devices": devices})
-
-
-def _with_problem(device: Device, problem: str | None) -> Device:
-    if problem is None:
-        return device
-    text = ". ".join(filter(None, (problem, device.problem)))
-    return device.model_copy(update={"leasable": False, "problem": text[:_MAX_PROBLEM]})
