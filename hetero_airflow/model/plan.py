@@ -1,9 +1,10 @@
 """A plan: the decisions of one cycle, each with the account of how it was made."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from itertools import count
 from typing import NamedTuple
 
 from hetero_airflow.model.lease import Claim
@@ -179,6 +180,12 @@ class Refuse(NamedTuple):
 
 
 Decision = Place | Wait | Refuse
+
+
+def numbered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """The decisions, with the positions of those that wait counted from 1."""
+    positions = count(1)
+    return tuple(d._replace(position=next(positions)) if isinstance(d, Wait) else d for d in decisions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """How long a request waits for hardware that no known worker has, so that an autoscaled fleet can bring it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.model.devices.names import known_products, known_vendors, matches_model, model_tokens
-from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
+from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait, numbered
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
@@ -43,23 +43,17 @@ def with_hardware_waits(
     if not ends:
         return plan
     until = min(ends.values()) if plan.until is None else min(plan.until, *ends.values())
-    return replace(plan, decisions=_waiting_instead(plan.decisions, ends), until=until)
+    return replace(plan, decisions=numbered(_waiting_instead(plan.decisions, ends)), until=until)
 
 
-def _waiting_instead(decisions: Iterable[Decision], ends: dict[str, datetime]) -> tuple[Decision, ...]:
-    """The decisions with waits in place of some refusals; positions in the queue count all waits."""
-    result: list[Decision] = []
-    waiting = 0
-    for decided in decisions:
-        decision = decided
+def _waiting_instead(decisions: Iterable[Decision], ends: dict[str, datetime]) -> Iterator[Decision]:
+    """The decisions with waits in place of some refusals."""
+    for decision in decisions:
         if isinstance(decision, Refuse) and decision.request_id in ends:
             reason = replace(decision.reason, until=ends[decision.request_id])
-            decision = Wait(decision.request_id, 0, reason, decision.account)
-        if isinstance(decision, Wait):
-            waiting += 1
-            decision = decision._replace(position=waiting)
-        result.append(decision)
-    return tuple(result)
+            yield Wait(decision.request_id, 0, reason, decision.account)
+        else:
+            yield decision
 
 
 def unknown_models(request: DeviceRequest, workers: Iterable[Worker]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from hetero_airflow.policies.core.preemption import (
     victim_units,
 )
 from hetero_airflow.policies.core.preemption_plan import CLASS_RULES, LeastLossPreemption
+from hetero_airflow.policies.core.queue_order import queue_key
 
 MIN_HELD_S = 70.0
 """A request that got its devices is not migrated for this time: ten times what it costs a small request."""
@@ -279,12 +280,12 @@ class MigrationPlan:
         behind = [
             request
             for request in self._snapshot.pending
-            if is_large(request) and not request.gang and _queue_key(pending) < _queue_key(request)
+            if is_large(request) and not request.gang and queue_key(pending) < queue_key(request)
         ]
         holders = map(self._snapshot.holders.get, {lease.request_id for lease in option.leases})
         migrated = [holder for holder in holders if holder is not None]
-        yield from ((request, reserved) for request in sorted(behind, key=_queue_key))
-        yield from ((request, None) for request in sorted((*migrated, *pending_migrated), key=_queue_key))
+        yield from ((request, reserved) for request in sorted(behind, key=queue_key))
+        yield from ((request, None) for request in sorted((*migrated, *pending_migrated), key=queue_key))
 
     def _carry_out(self, pending: PendingRequest, option: _MigrationOption, fit: Fit, placements: Placements) -> Reason:
         capacity = FutureCapacity(self._index, option.number)
@@ -308,10 +309,6 @@ def _without(capacity: FutureCapacity, leases: Iterable[Lease]) -> list[Allocati
     for lease in leases:
         held = freed(held, capacity.claimed_amounts(lease.claims))
     return held
-
-
-def _queue_key(pending: PendingRequest) -> tuple[int, int, datetime, str]:
-    return pending.request.priority.rank, -pending.weight, pending.submitted_at, pending.id
 
 
 def fit_check(index: WorkerIndex) -> Callable[[DeviceRequest], bool]:

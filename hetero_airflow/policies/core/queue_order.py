@@ -11,10 +11,12 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 
 def by_priority(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
     """The higher class first, then Airflow's greater weight, then the older request."""
-    classes: defaultdict[tuple[int, int], list[PendingRequest]] = defaultdict(list)
-    for request in by_age(pending, snapshot):
-        classes[request.request.priority.rank, -request.weight].append(request)
-    return [request for key in sorted(classes) for request in classes[key]]
+    return sorted(pending, key=queue_key)
+
+
+def queue_key(pending: PendingRequest) -> tuple[int, int, datetime, str]:
+    """The sort key of `by_priority`."""
+    return pending.request.priority.rank, -pending.weight, pending.submitted_at, pending.id
 
 
 def by_age(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
@@ -49,19 +51,15 @@ class EquivalenceClasses:
 
     def __init__(self, pending: Iterable[PendingRequest]) -> None:
         self._pending = pending
-        self._classes: dict[str, list[tuple[int, datetime, str]]] | None = None
+        self._classes: dict[str, list[tuple[int, int, datetime, str]]] | None = None
 
     def count_behind(self, pending: PendingRequest) -> int:
         """How many equal requests come after it."""
         if self._classes is None:
-            classes: defaultdict[str, list[tuple[int, datetime, str]]] = defaultdict(list)
+            classes: defaultdict[str, list[tuple[int, int, datetime, str]]] = defaultdict(list)
             for request in self._pending:
                 if not request.gang:
-                    classes[request.request.fingerprint].append(_queue_key(request))
+                    classes[request.request.fingerprint].append(queue_key(request))
             self._classes = {fingerprint: sorted(keys) for fingerprint, keys in classes.items()}
         keys = self._classes.get(pending.request.fingerprint, [])
-        return len(keys) - bisect_right(keys, _queue_key(pending))
-
-
-def _queue_key(pending: PendingRequest) -> tuple[int, datetime, str]:
-    return -pending.weight, pending.submitted_at, pending.id
+        return len(keys) - bisect_right(keys, queue_key(pending))

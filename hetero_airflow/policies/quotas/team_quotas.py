@@ -28,7 +28,7 @@ from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.model.plan import Account, Decision, Plan, Reason, ReasonCode, Refuse, Wait
+from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Refuse, Wait, numbered
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
 from hetero_airflow.model.team_shares import TeamPath
 from hetero_airflow.policies.core.gang_queue import group_by_gang
@@ -86,7 +86,7 @@ class TeamQuotas:
             for pending in unit
         ]
         until = min((at for at in (first.until, plan.until, lent.until) if at is not None), default=None)
-        return Plan(_numbered((*plan.decisions, *decisions)), plan.preemptions, until)
+        return Plan(numbered((*plan.decisions, *decisions)), plan.preemptions, until)
 
     def _lend(
         self,
@@ -229,15 +229,3 @@ def _picked_by_weight(units: Iterable[Unit], devices: float, teams: DevicesByTea
         if queue:
             heapq.heappush(turns, (team.turn, path))
     return picked
-
-
-def _numbered(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
-    """The decisions, with the positions of those that wait counted from 1."""
-    position = 0
-    numbered: list[Decision] = []
-    for decision in decisions:
-        if isinstance(decision, Wait):
-            position += 1
-            decision = decision._replace(position=position)
-        numbered.append(decision)
-    return tuple(numbered)
