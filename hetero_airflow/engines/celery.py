@@ -66,7 +66,7 @@ class CeleryEngine(RemoteEngine):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
-        self.leases.hand_over(workload.key, lease)
+        self._note_sent(workload.key, lease)
         self.executor.queues[workload.key] = worker_queue(worker.id)
         self.hand_over_unplaced(workload)
 
@@ -83,7 +83,7 @@ class CeleryEngine(RemoteEngine):
         was_there = self.executor.queued_tasks.pop(key, None) is not None
         if was_there:
             self.executor.queues.pop(key, None)
-            self.leases.withdraw(key)
+            self._note_withdrawn(key)
         else:
             self.executor.revoke(key)
         return was_there
@@ -95,7 +95,7 @@ class CeleryEngine(RemoteEngine):
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from Celery's result backend."""
-        for key in self.leases.reported(self._context):
+        for key in self._reported():
             self.executor.note_started(key)
         self.executor.sync()
         return self.take_events()
@@ -116,11 +116,11 @@ class CeleryEngine(RemoteEngine):
     def take_events(self) -> dict[Any, tuple[Any, Any]]:
         """The executor's events since the last call. After a normal end no process of the task is left."""
         for key in self.executor.undelivered:
-            self.leases.note_finished(key)
+            self._note_finished(key)
         self.executor.undelivered.clear()
         for key, (state, _) in self.executor.event_buffer.items():
             if state == TaskInstanceState.SUCCESS:  # its supervisor has ended, whatever the task's own result is
-                self.leases.note_finished(key)
+                self._note_finished(key)
         return super().take_events()
 
 

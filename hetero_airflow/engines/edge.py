@@ -46,7 +46,7 @@ class EdgeEngine(RemoteEngine):
                 found=f"{length} characters; EdgeExecutor's table takes {limit}",
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )
-        self.leases.hand_over(workload.key, lease)
+        self._note_sent(workload.key, lease)
         with create_session(scoped=False) as session:
             self._make_job(workload, worker_queue(worker.id), session)
 
@@ -71,13 +71,13 @@ class EdgeEngine(RemoteEngine):
             was_there = bool(session.execute(delete_job).all())
         if was_there:
             self.executor.running.discard(key)
-            self.leases.withdraw(key)
+            self._note_withdrawn(key)
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from EdgeExecutor's table."""
         self.executor.sync()
-        for key in [key for key in self.executor.event_buffer if key in self.leases]:
+        for key in [key for key in self.executor.event_buffer if key in self._leases]:
             self._requeue_unfetched(key)
         return self.take_events()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.executors.workloads import ExecuteTask
     from sqlalchemy.orm import Session
 
-    from hetero_airflow.engines.kubernetes.engine import Clusters
+    from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
     from hetero_airflow.engines.local import LocalEngine, ReportPipe
 
 
@@ -163,8 +163,8 @@ class AirflowEngine(ABC):
     """
 
     traits: EngineTraits
-    cluster: "Clusters | None" = None
-    """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
+    cluster: "KubernetesEngine | None" = None
+    """This engine, if clusters run its tasks; None if agents report the workers, or the tasks run on this host."""
     host: "LocalEngine | None" = None
     """This engine, if its tasks run on the scheduler's host and end with the scheduler."""
     prompt_ends: "ReportPipe | None" = None
@@ -261,8 +261,3 @@ class AirflowEngine(ABC):
     @abstractmethod
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease, if this engine can."""
-
-
-def termination_cause_of(cluster: "Clusters | None", lease: Lease) -> TerminationCause | None:
-    """What the cluster reports about the end of a lease's work; None without a cluster, or if it reports nothing."""
-    return None if cluster is None else cluster.status(lease.id).termination_cause

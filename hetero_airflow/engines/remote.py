@@ -31,65 +31,6 @@ def worker_queue(worker_id: str) -> str:
     return f"hetero.{worker_id}"
 
 
-class RemoteLeases:
-    """The leases of tasks that were handed over to workers with agents."""
-
-    def __init__(self) -> None:
-        self._leases: dict[Any, str] = {}
-        """Key → lease id, of tasks that were handed over and have not ended."""
-        self._sent_at: dict[str, datetime] = {}
-        """Lease id → time of the hand-over."""
-        self._finished: dict[str, None] = {}
-
-    def __contains__(self, key: object) -> bool:
-        """Whether the task was handed over and no end was reported."""
-        return key in self._leases
-
-    def __iter__(self) -> Iterator[Any]:
-        """The keys of tasks that were handed over and have not ended."""
-        return iter(self._leases)
-
-    def hand_over(self, key: Any, lease: Lease) -> None:
-        """Note that a task is sent now."""
-        self.end(key)
-        self._leases[key], self._sent_at[lease.id] = lease.id, datetime.now(UTC)
-
-    def end(self, key: Any) -> None:
-        """Note that a task ended. A process of it may still run on its worker."""
-        self._sent_at.pop(self._leases.pop(key, ""), None)
-
-    def withdraw(self, key: Any) -> None:
-        """Note that a task was taken back before it was sent."""
-        self.note_finished(key)
-        self.end(key)
-
-    def note_finished(self, key: Any) -> None:
-        """Note that no process of a task is left: its supervisor ended normally, or the task was never sent."""
-        if key in self._leases:
-            self._finished[self._leases[key]] = None
-            if len(self._finished) > _MAX_FINISHED:
-                del self._finished[next(iter(self._finished))]
-
-    def reported(self, context: EngineContext) -> Iterator[Any]:
-        """The keys of tasks whose processes are in the last heartbeat of an agent."""
-        running = frozenset[str]().union(*(heartbeat.leases for heartbeat in context.heartbeats().values()))
-        return (key for key, lease_id in self._leases.items() if lease_id in running)
-
-    def liveness_of(self, processes: Sequence[LeasedProcess], context: EngineContext) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, from the agents' heartbeats and the executor's events."""
-        now, workers, heartbeats = datetime.now(UTC), context.workers(), context.heartbeats()
-        liveness = {}
-        for process in processes:
-            lease = process.lease
-            if lease.id in self._finished:
-                liveness[lease.id] = Liveness.GONE
-                continue
-            worker, heartbeat = workers.get(lease.worker_id), heartbeats.get(lease.worker_id)
-            sent_at = self._sent_at.get(lease.id, lease.granted_at)
-            liveness[lease.id] = remote_liveness(process, worker, heartbeat, sent_at, now)
-        return liveness
-
-
 def remote_liveness(
     process: LeasedProcess, worker: Worker | None, heartbeat: WorkerHeartbeat | None, sent_at: datetime, now: datetime
 ) -> Liveness:
@@ -125,7 +66,11 @@ class RemoteEngine(AirflowEngine):
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
-        self.leases = RemoteLeases()
+        self._leases: dict[Any, str] = {}
+        """Key → lease id, of tasks that were handed over and have not ended."""
+        self._sent_at: dict[str, datetime] = {}
+        """Lease id → time of the hand-over."""
+        self._finished: dict[str, None] = {}
 
     def start(self, context: EngineContext) -> None:
         """Start the executor."""
@@ -143,12 +88,22 @@ class RemoteEngine(AirflowEngine):
     @property
     def occupied_slots(self) -> int:
         """Workloads that the executor counts as its own, without device tasks."""
-        ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.leases)
+        ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self._leases)
         return int(self.executor.slots_occupied) - ours
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, from the agents' heartbeats and the executor's events."""
-        return self.leases.liveness_of(processes, self._context)
+        now, workers, heartbeats = datetime.now(UTC), self._context.workers(), self._context.heartbeats()
+        liveness = {}
+        for process in processes:
+            lease = process.lease
+            if lease.id in self._finished:
+                liveness[lease.id] = Liveness.GONE
+                continue
+            worker, heartbeat = workers.get(lease.worker_id), heartbeats.get(lease.worker_id)
+            sent_at = self._sent_at.get(lease.id, lease.granted_at)
+            liveness[lease.id] = remote_liveness(process, worker, heartbeat, sent_at, now)
+        return liveness
 
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Do nothing: the supervisor and the agent on the worker end processes that outlive their task or lease."""
@@ -158,5 +113,30 @@ class RemoteEngine(AirflowEngine):
         events = dict(self.executor.get_event_buffer())
         for key, (state, _) in events.items():
             if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                self.leases.end(key)
+                self._note_ended(key)
         return events
+
+    def _note_sent(self, key: Any, lease: Lease) -> None:
+        self._note_ended(key)
+        self._leases[key], self._sent_at[lease.id] = lease.id, datetime.now(UTC)
+
+    def _note_ended(self, key: Any) -> None:
+        """Note that a task ended. A process of it may still run on its worker."""
+        self._sent_at.pop(self._leases.pop(key, ""), None)
+
+    def _note_withdrawn(self, key: Any) -> None:
+        """Note that a task was taken back before it was sent."""
+        self._note_finished(key)
+        self._note_ended(key)
+
+    def _note_finished(self, key: Any) -> None:
+        """Note that no process of a task is left: its supervisor ended normally, or the task was never sent."""
+        if key in self._leases:
+            self._finished[self._leases[key]] = None
+            if len(self._finished) > _MAX_FINISHED:
+                del self._finished[next(iter(self._finished))]
+
+    def _reported(self) -> Iterator[Any]:
+        """The keys of tasks whose processes are in the last heartbeat of an agent."""
+        running = frozenset[str]().union(*(heartbeat.leases for heartbeat in self._context.heartbeats().values()))
+        return (key for key, lease_id in self._leases.items() if lease_id in running)

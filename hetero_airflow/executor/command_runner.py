@@ -18,7 +18,7 @@ from hetero_airflow.contract.notice import Notice
 from hetero_airflow.contract.state_keys import PREEMPT, LeaseNotice
 from hetero_airflow.contract.task_lease import TaskLease, task_lease
 from hetero_airflow.engines.circuit_breaker import make_call
-from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
+from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import EngineError, StoreError, shorten
 from hetero_airflow.executor import commands, events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
@@ -323,7 +323,8 @@ class CommandRunner:
         carried = task_lease(
             lease, self.workers.known(lease.worker_id), request.request.alternatives[lease.alternative]
         )
-        cause = termination_cause_of(self.engine.cluster, lease)
+        cluster = self.engine.cluster
+        cause = None if cluster is None else cluster.status(lease.id).termination_cause
         evidence = evidence_of_loss(cause, self.health.host.fatal_xids(lease))
         return self.recovery.send_back(key, lease.request_id, carried, evidence, now)
 

@@ -252,7 +252,7 @@ class HeteroExecutor(BaseExecutor):
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """The log of a running task, if only its cluster has it."""
         if self._engine.cluster is not None:
-            return self._engine.cluster.task_log(ti, try_number)
+            return self._engine.cluster.executor.get_task_log(ti, try_number)
         return super().get_task_log(ti, try_number)
 
     def has_task(self, task_instance: Any) -> bool:

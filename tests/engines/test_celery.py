@@ -128,7 +128,7 @@ def test_a_task_that_is_handed_over_again_after_a_failure_gets_no_result_of_the_
     engine.heartbeat()
     assert task.ti.external_executor_id != first
     assert engine.collect().get(task.key, ("queued", None))[0] == "queued"
-    assert task.key in engine.leases
+    assert task.key in engine._leases
 
 
 def test_plain_tasks_go_to_their_own_queue_and_are_never_void(engine, broker):

@@ -37,24 +37,45 @@ from hetero_airflow.model.worker import Worker
 FIRST_READ_TIMEOUT_S = 5.0
 """The scheduler's loop waits this long for the first reading of the clusters, then goes on without it."""
 
+_KILL_GRACE_S = 1
+"""At once, but the node confirms it. With 0 the API forgets a pod whose processes may still run."""
 
-class Clusters:
-    """All clusters of an engine, whose workers have no agents. No call but `watch` blocks.
+log = logging.getLogger(__name__)
 
-    :param executor: for the cluster of ``[kubernetes_executor]``
+
+class KubernetesEngine(AirflowEngine):
+    """Runs each device task as a pod on the node of its lease. Workloads without a device run in the first cluster.
+
+    The nodes of its clusters are workers without agents. No call about them but `watch` blocks.
     """
 
-    def __init__(self, executor: LeasingKubernetesExecutor) -> None:
+    traits = EngineTraits()
+    executor: LeasingKubernetesExecutor
+
+    def __init__(self, parallelism: int, team_name: str | None = None) -> None:
+        self._arguments = (parallelism, team_name)
+        super().__init__(self._make_executor(ClusterAddress()))
+        self.cluster = self
         self.adapters: Sequence[ClusterAdapter] = ()
-        self._executor = executor
         self._workers: Callable[[], Mapping[str, Worker]] = dict
+        self._outages: dict[str, str] = {}
 
-    def open(self, adapters: Sequence[ClusterAdapter], workers: Callable[[], Mapping[str, Worker]]) -> None:
-        """Report on these clusters from now on.
+    def start(self, context: EngineContext) -> None:
+        """Start one KubernetesExecutor for each cluster. The clusters are read when their `watch` is called.
 
-        :param workers: worker id → worker, as in the last snapshot
+        :raises SettingsError: an option can't be read
         """
-        self.adapters, self._workers = adapters, workers
+        self._options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
+        addresses = [ClusterAddress(site, conn_id) for site, conn_id in self._options.clusters.items()]
+        token_s = conf.getfloat("scheduler", "task_queued_timeout")
+        executors = [self._make_executor(address) for address in addresses or [ClusterAddress()]]
+        self.executor = executors[0]
+        for executor in executors:
+            context.apply_to(executor)
+            executor.signer = context.signer
+            executor.start()
+        self.adapters = [self._adapter_for(executor, token_s) for executor in executors]
+        self._workers = context.workers
 
     def watch(self) -> None:
         """Start the threads of all clusters, and wait some seconds for their first readings."""
@@ -93,48 +114,9 @@ class Clusters:
                 return status
         return LeaseStatus()
 
-    def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """The log of a task's pod so far, from the cluster of ``[kubernetes_executor]``."""
-        return self._executor.get_task_log(task_instance, try_number)
-
-
-_KILL_GRACE_S = 1
-"""At once, but the node confirms it. With 0 the API forgets a pod whose processes may still run."""
-
-log = logging.getLogger(__name__)
-
-
-class KubernetesEngine(AirflowEngine):
-    """Runs each device task as a pod on the node of its lease. Workloads without a device run in the first cluster."""
-
-    traits = EngineTraits()
-    executor: LeasingKubernetesExecutor
-
-    def __init__(self, parallelism: int, team_name: str | None = None) -> None:
-        self._arguments = (parallelism, team_name)
-        super().__init__(self._make_executor(ClusterAddress()))
-        self.cluster: Clusters = Clusters(self.executor)
-        self._outages: dict[str, str] = {}
-
-    def start(self, context: EngineContext) -> None:
-        """Start one KubernetesExecutor for each cluster. The clusters are read when their `watch` is called.
-
-        :raises SettingsError: an option can't be read
-        """
-        self._options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
-        addresses = [ClusterAddress(site, conn_id) for site, conn_id in self._options.clusters.items()]
-        token_s = conf.getfloat("scheduler", "task_queued_timeout")
-        executors = [self._make_executor(address) for address in addresses or [ClusterAddress()]]
-        self.executor = executors[0]
-        for executor in executors:
-            context.apply_to(executor)
-            executor.signer = context.signer
-            executor.start()
-        self.cluster.open([self._adapter_for(executor, token_s) for executor in executors], context.workers)
-
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a node; its pod is made at the next `heartbeat`."""
-        adapter = self.cluster.adapter_at(worker.id)
+        adapter = self.adapter_at(worker.id)
         if adapter is None:
             self.executor.fail(workload.key, f"{worker.id} is in no cluster of [hetero] kubernetes_clusters")
             return
@@ -158,7 +140,7 @@ class KubernetesEngine(AirflowEngine):
 
     def withdraw(self, key: Any) -> bool:
         """Take back a task whose pod does not run yet, and end the pod. Returns whether that was possible."""
-        for adapter in self.cluster.adapters:
+        for adapter in self.adapters:
             task = adapter.handed_over.get(key)
             if task is not None:
                 return adapter.withdraw(key, task.lease_id)
@@ -170,20 +152,20 @@ class KubernetesEngine(AirflowEngine):
         For those, `liveness_of` reports that the pod is gone.
         """
         events: dict[Any, tuple[Any, Any]] = {}
-        for adapter in self.cluster.adapters:
+        for adapter in self.adapters:
             self._tolerate_outage(adapter, adapter.executor.sync)
             events |= _finished_events(adapter)
         return events
 
     def heartbeat(self) -> None:
         """Send the pods of the tasks that were handed over. A cluster that does not answer gets and fails none."""
-        for adapter in self.cluster.adapters:
+        for adapter in self.adapters:
             self._tolerate_outage(adapter, adapter.executor.heartbeat)
             adapter.delete_marked_pods()
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether KubernetesExecutor still has the task."""
-        return any(adapter.executor.has_task(task_instance) for adapter in self.cluster.adapters)
+        return any(adapter.executor.has_task(task_instance) for adapter in self.adapters)
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Watch the pods that another scheduler made. Returns the tasks that have none.
@@ -191,10 +173,10 @@ class KubernetesEngine(AirflowEngine):
         If a cluster does not answer, no task is returned: Airflow would start it again beside its pod. Only this waits
         for an answer, since Airflow does.
         """
-        running = {key for adapter in self.cluster.adapters for key in adapter.executor.running}
+        running = {key for adapter in self.adapters for key in adapter.executor.running}
         task_instances = [ti for ti in task_instances if ti.key not in running]
         try:
-            for adapter in self.cluster.adapters:
+            for adapter in self.adapters:
                 if task_instances and adapter.problem is not None:
                     raise ConnectionError(adapter.problem)
                 if task_instances:
@@ -208,35 +190,35 @@ class KubernetesEngine(AirflowEngine):
     @property
     def occupied_slots(self) -> int:
         """Workloads that KubernetesExecutor counts as its own, without device tasks."""
-        return sum(int(adapter.executor.slots_occupied) - adapter.occupied_slots for adapter in self.cluster.adapters)
+        return sum(int(adapter.executor.slots_occupied) - adapter.occupied_slots for adapter in self.adapters)
 
     def reaches(self, worker: Worker) -> bool:
         """Whether the worker is a node of a configured cluster."""
-        return worker.engine == ENGINE and self.cluster.adapter_at(worker.id) is not None
+        return worker.engine == ENGINE and self.adapter_at(worker.id) is not None
 
     def open_slots(self) -> int:
         """How many more pods KubernetesExecutor would make at once; 0 if no cluster answers."""
-        reachable = [adapter for adapter in self.cluster.adapters if adapter.problem is None]
+        reachable = [adapter for adapter in self.adapters if adapter.problem is None]
         return max(0, sum(int(adapter.executor.slots_available) for adapter in reachable))
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, from the API's last report about its pod."""
         liveness = {}
         for process in processes:
-            adapter = self.cluster.adapter_at(process.lease.worker_id)
+            adapter = self.adapter_at(process.lease.worker_id)
             liveness[process.lease.id] = Liveness.UNKNOWN if adapter is None else adapter.liveness(process)
         return liveness
 
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Delete the pod of a lease: with its own grace time for SIGTERM, at once for SIGKILL."""
-        adapter = self.cluster.adapter_at(process.lease.worker_id)
+        adapter = self.adapter_at(process.lease.worker_id)
         if adapter is not None and number in (signal.SIGTERM, signal.SIGKILL):
             adapter.delete(process.lease.id, _KILL_GRACE_S if number == signal.SIGKILL else None)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave running pods to the next scheduler, as KubernetesExecutor does. Returns the tasks that had ended."""
         events: dict[Any, tuple[Any, Any]] = {}
-        for adapter in self.cluster.adapters:
+        for adapter in self.adapters:
             self._tolerate_outage(adapter, adapter.executor.end)
             events |= _finished_events(adapter)
             adapter.stop()
@@ -244,7 +226,7 @@ class KubernetesEngine(AirflowEngine):
 
     def terminate(self) -> None:
         """Stop without waiting."""
-        for adapter in self.cluster.adapters:
+        for adapter in self.adapters:
             adapter.stop()
             adapter.executor.terminate()  # type: ignore[no-untyped-call]
 

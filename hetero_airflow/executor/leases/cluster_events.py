@@ -10,7 +10,7 @@ from hetero_airflow.model.plan import Reason
 from hetero_airflow.store.store import StartDelayed, Store, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 if TYPE_CHECKING:
-    from hetero_airflow.engines.kubernetes.engine import Clusters
+    from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 
 STARTING_TIME = timedelta(seconds=5)
 """Every task takes about this time to start. Before that, no reason for waiting is recorded."""
@@ -19,7 +19,7 @@ STARTING_TIME = timedelta(seconds=5)
 class ClusterEvents:
     """Records in the store what the engine's cluster reports. Does nothing for an engine without a cluster."""
 
-    def __init__(self, store: Store, cluster: "Clusters | None", note: Note) -> None:
+    def __init__(self, store: Store, cluster: "KubernetesEngine | None", note: Note) -> None:
         self._store = store
         self._cluster = cluster
         self._note = note
