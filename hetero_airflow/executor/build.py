@@ -11,13 +11,12 @@ from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.state_store import StateCalls
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.cached_store import CachedSnapshotStore, KnownWorkers
+from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.command_runner import CommandRunner
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
-from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
@@ -64,7 +63,7 @@ def make_dispatcher(
     """
     store, engine, tasks, edges, api, callbacks, clock, signer = outside
     scheduler = uuid4().hex  # a restarted scheduler is another one
-    states, workers, grace = StateCalls(), KnownWorkers(store), timedelta(seconds=configuration.grace_s)
+    states, grace = StateCalls(), timedelta(seconds=configuration.grace_s)
     hardware_wait = timedelta(seconds=configuration.wait_for_hardware_s)
     context = PolicyContext(store, configuration, edges)
     recovery = TaskRecovery(tasks, configuration.rules, callbacks.note, states)
@@ -72,11 +71,11 @@ def make_dispatcher(
 
     resolver = RequestResolver(store, tasks, recovery, lambda worker_id: commands.reaches(worker_id))
     observer = Observer(
-        runs, store, engine, tasks, workers, api, recovery, resolver,
-        scheduler=scheduler, lease_timeout_s=configuration.lease_timeout_s, grace=grace,
+        runs, store, engine, tasks, api, recovery, resolver,
+        scheduler=scheduler, lease_timeout=timedelta(seconds=configuration.lease_timeout_s), grace=grace,
     )  # fmt: skip
     commands = CommandRunner(
-        runs, observer, store, engine, tasks, workers, recovery, health, api, callbacks, states,
+        runs, observer, store, engine, tasks, recovery, health, api, callbacks, states,
         LeaseSpans(tasks, airflow_tracer()), clock, signer, scheduler,
         airflow_queue=configuration.queue, grace=grace, queued_timeout_s=queued_timeout_s,
     )  # fmt: skip
@@ -107,7 +106,7 @@ def make_dispatcher(
         store,
         tasks,
         context,
-        ReportedSpeeds(store, runs, workers, states),
+        ReportedSpeeds(store, runs, states),
         configuration,
         api,
         local_worker_id=configuration.worker_id if engine.traits.is_local else None,
@@ -118,10 +117,9 @@ def make_dispatcher(
         runs, observer, commands, cycle, resolver,
         PlacementChecks(policy, commands.reaches, context, resolver, hardware_wait),
         GangRoster(store, runs, tasks, commands.notify),
-        store, engine, tasks, workers, api, context,
+        store, engine, tasks, api, context,
         ClusterEvents(store, engine.cluster, callbacks.note),
         HostInventory(configuration, lambda: {lease.id for lease in store.snapshot().leases}),
-        ContestedDeviceLog(configuration.worker_id),
         health,
         housekeeping,
         WaitLogs(add_preemption_context, *tolerant_policy(configuration.policy, log.debug)),

@@ -1,17 +1,15 @@
 """The store as a scheduler uses it: it reads the tables once in a heartbeat, and after each of its own writes."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.sql.transaction import WriteTransaction
-from hetero_airflow.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +59,3 @@ class ToleratedOutages:
             self._errors[step] = text
         else:
             self._errors.pop(step, None)
-
-
-class KnownWorkers:
-    """The workers of a store by id. A new index is made only when the workers change."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._indexed: tuple[tuple[Worker, ...], dict[str, Worker]] = ((), {})
-
-    def current(self) -> Mapping[str, Worker]:
-        """Worker id → worker, as the store has them now."""
-        workers = self._store.snapshot().workers
-        if workers is not self._indexed[0]:
-            self._indexed = workers, {worker.id: worker for worker in workers}
-        return self._indexed[1]
-
-    def known(self, worker_id: str) -> Worker:
-        """A worker as it was seen last. Reads the store only for an unknown one, since a commit has just changed it."""
-        return self._indexed[1].get(worker_id) or self.current()[worker_id]

@@ -24,7 +24,6 @@ from hetero_airflow.executor import commands, events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.gangs.roster import gang_of
 from hetero_airflow.executor.leases.recovery import TaskRecovery, evidence_of_loss
@@ -66,7 +65,6 @@ class CommandRunner:
     store: SqlStore
     engine: AirflowEngine
     tasks: TaskInstances
-    workers: KnownWorkers
     recovery: TaskRecovery
     health: HealthWatch
     api: ExecutionApiWatch
@@ -149,7 +147,7 @@ class CommandRunner:
 
     def reaches(self, worker_id: str) -> bool:
         """Whether the engine can run anything on the worker."""
-        worker = self.workers.current().get(worker_id)
+        worker = self.store.workers().get(worker_id)
         return worker is not None and self.engine.reaches(worker)
 
     def open_slots(self) -> int | None:
@@ -210,7 +208,7 @@ class CommandRunner:
         :raises EngineError: the engine can't run it there; the task has failed
         """
         task, traits = run.waiting_task, self.engine.traits
-        worker, now = self.workers.known(lease.worker_id), self.clock.now()
+        worker, now = self.store.worker(lease.worker_id), self.clock.now()
         carried, workload = self._task_lease(task, lease, worker), task.workload
         workload.ti.queue = self.airflow_queue
         workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried)
@@ -239,7 +237,7 @@ class CommandRunner:
         return carried_lease.model_copy(
             update={
                 "alternative": task.original_number(lease.alternative),
-                "gang": gang_of(lease, self.store.snapshot(), self.workers.current()) if task.member else None,
+                "gang": gang_of(lease, self.store.snapshot(), self.store.workers()) if task.member else None,
                 "is_remote": not self.engine.traits.is_local,
                 "waited_s": round(task.waited_s(self.clock.now()), 1),
                 "grant": grant.pack(),
@@ -320,9 +318,7 @@ class CommandRunner:
         request = self._request_of(key, lease)
         if request is None:
             return False
-        carried = task_lease(
-            lease, self.workers.known(lease.worker_id), request.request.alternatives[lease.alternative]
-        )
+        carried = task_lease(lease, self.store.worker(lease.worker_id), request.request.alternatives[lease.alternative])
         cluster = self.engine.cluster
         cause = None if cluster is None else cluster.status(lease.id).termination_cause
         evidence = evidence_of_loss(cause, self.health.host.fatal_xids(lease))

@@ -15,10 +15,9 @@ from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.cached_store import CachedSnapshotStore, KnownWorkers, ToleratedOutages
+from hetero_airflow.executor.cached_store import CachedSnapshotStore, ToleratedOutages
 from hetero_airflow.executor.command_runner import CommandRunner
 from hetero_airflow.executor.context.policy_context import PolicyContext
-from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.executor.gangs.roster import GangRoster
@@ -53,12 +52,10 @@ class Dispatcher:
     store: CachedSnapshotStore
     engine: AirflowEngine
     tasks: TaskInstances
-    workers: KnownWorkers
     api: ExecutionApiWatch
     context: PolicyContext
     cluster: ClusterEvents
     inventory: HostInventory
-    contested_log: ContestedDeviceLog
     health: HealthWatch
     housekeeping: Housekeeping
     wait_logs: WaitLogs
@@ -157,13 +154,13 @@ class Dispatcher:
     def _take_inventory(self, now: datetime) -> None:
         inventory = self.inventory.poll() if self.engine.traits.is_local else None
         if inventory is not None:
-            worker_before = self.workers.current().get(inventory.worker.id)
+            worker_before = self.store.workers().get(inventory.worker.id)
             worker = with_missing_devices(inventory.worker, worker_before) if worker_before else inventory.worker
             self.store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self.inventory.note_recorded()
             self.housekeeping.local_worker = worker
             self.health.host.take_inventory(inventory, now)
-            self.contested_log.write(self.store.snapshot())
+            self.inventory.log_contested(self.store.snapshot())
             self.context.learn()
 
     def _compare(self, now: datetime) -> None:

@@ -113,8 +113,9 @@ class HeteroExecutor(BaseExecutor):
         queued_timeout_s = conf.getfloat("scheduler", "task_queued_timeout")
         policy = load_policy(configuration.policy)
         self._use(make_dispatcher(configuration, policy, self._runs, outside, queued_timeout_s))
-        workers = self._dispatcher.workers.current
-        self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers, signer))
+        self._engine.start(
+            EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, store.workers, signer)
+        )
         self._key_recording = start_recording(signer.public_key)
         self._starts_threads = True
         if self._engine.host is not None:

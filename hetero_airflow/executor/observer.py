@@ -1,6 +1,7 @@
 """Finds out what has happened to the runs: from Airflow's rows, the store and the engine, in batches. Changes none."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, LeaseSta
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
-from hetero_airflow.executor.cached_store import CachedSnapshotStore, KnownWorkers
+from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.leases.lease_use import LeaseUse, lease_use, process_of_lease
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
@@ -26,6 +27,7 @@ from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.recovery.rules import Action, Rule
 
 _WATCH_EVERY_S = 5.0
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 _AFTER_REFUSAL = Rule(Action.REQUEUE, times=None, delay_s=10.0)
 """The pauses after refusals by a quota: 10 s, 20 s and so on up to 10 minutes."""
@@ -43,6 +45,7 @@ EngineReport = tuple[Any, Any]
 """The state of a task that an engine reports, and what it says beside."""
 
 
+@dataclass
 class Observer:
     """What each method returns is for `CommandRunner.apply`.
 
@@ -50,48 +53,34 @@ class Observer:
     :param scheduler: the id of this scheduler, which names it in the leases whose tasks it starts
     """
 
-    def __init__(
-        self,
-        runs: Runs,
-        store: CachedSnapshotStore,
-        engine: AirflowEngine,
-        tasks: TaskInstances,
-        workers: KnownWorkers,
-        api: ExecutionApiWatch,
-        recovery: TaskRecovery,
-        resolver: RequestResolver,
-        *,
-        scheduler: str,
-        lease_timeout_s: float,
-        grace: timedelta,
-    ) -> None:
-        self._runs = runs
-        self._store = store
-        self._engine = engine
-        self._tasks = tasks
-        self._workers = workers
-        self._api = api
-        self._recovery = recovery
-        self._resolver = resolver
-        self._scheduler = scheduler
-        self._lease_timeout = timedelta(seconds=lease_timeout_s)
-        self._grace = grace
-        self._liveness: dict[str, tuple[datetime, Liveness]] = {}
-        self._now = datetime.min.replace(tzinfo=UTC)
-        self._periods = Periods(renew=lease_timeout_s / 3, watch=_WATCH_EVERY_S)
+    runs: Runs
+    store: CachedSnapshotStore
+    engine: AirflowEngine
+    tasks: TaskInstances
+    api: ExecutionApiWatch
+    recovery: TaskRecovery
+    resolver: RequestResolver
+    scheduler: str
+    lease_timeout: timedelta
+    grace: timedelta
+    _liveness: dict[str, tuple[datetime, Liveness]] = field(default_factory=dict)
+    _now: datetime = _LONG_AGO
+
+    def __post_init__(self) -> None:
+        self._periods = Periods(renew=self.lease_timeout.total_seconds() / 3, watch=_WATCH_EVERY_S)
 
     # -- runs that the engine has --------------------------------------------------------------------------------------
 
     def denied(self) -> dict[Any, EngineReport]:
         """Key → the reported end that did not count, since Airflow's row denied it; it may be true by now."""
-        ends = ((run.key, run.denied_end) for run in self._runs.leased.values())
+        ends = ((run.key, run.denied_end) for run in self.runs.leased.values())
         return {key: (end.state, end.info) for key, end in ends if end is not None}
 
     def reported(self, reports: Mapping[Any, EngineReport]) -> list[RunEvent]:
         """What the engine reports of runs that are known here."""
-        runs = {key: run for key in reports if (run := self._runs.reported(key)) is not None}
+        runs = {key: run for key in reports if (run := self.runs.reported(key)) is not None}
         sent_at = {key: run.held_lease.granted_at if run.phase in LEASED else run.sent_at for key, run in runs.items()}
-        failed_since = {key: at is not None and self._api.has_failed_since(at) for key, at in sent_at.items()}
+        failed_since = {key: at is not None and self.api.has_failed_since(at) for key, at in sent_at.items()}
         failed = {key for key in runs if reports[key][0] == TaskInstanceState.FAILED}
         doubtful = [run for key, run in runs.items() if run.phase in LEASED or failed_since[key] or key in failed]
         rows = self._rows_if_known(doubtful)
@@ -108,7 +97,7 @@ class Observer:
         """Whether a process of the run may be there, although the engine reports an end."""
         row, has_failed = rows.get(run.request_id), state == TaskInstanceState.FAILED
         is_running = run.phase in LEASED and row is not None and row.state == TaskInstanceState.RUNNING
-        return is_running and (self._engine.cluster is not None if has_failed else run.key in self._runs.unreported)
+        return is_running and (self.engine.cluster is not None if has_failed else run.key in self.runs.unreported)
 
     def _ended(
         self,
@@ -125,24 +114,24 @@ class Observer:
             row=None if rows is None else rows.get(run.request_id, TaskProcess()),
             liveness=liveness.get(run.lease.id, Liveness.UNKNOWN) if run.lease is not None else Liveness.UNKNOWN,
             cause=self._status(run).termination_cause,
-            names_runs=self._engine.traits.names_runs,
-            has_cluster=self._engine.cluster is not None,
-            is_remembered=run.key in self._runs.unreported,
-            is_queued_again=run.key in self._runs.queued or run.key in self._runs.arrived,
+            names_runs=self.engine.traits.names_runs,
+            has_cluster=self.engine.cluster is not None,
+            is_remembered=run.key in self.runs.unreported,
+            is_queued_again=run.key in self.runs.queued or run.key in self.runs.arrived,
             has_api_failed=has_api_failed,
-            retry_after_s=self._recovery.delay_after_failed_starts(earlier),
+            retry_after_s=self.recovery.delay_after_failed_starts(earlier),
         )
 
     def watched(self, now: datetime) -> list[RunEvent]:
         """What is known about the processes of all leased runs, if it is time to look."""
-        leased = list(self._runs.leased.values())
-        if self._api.outage is not None:
+        leased = list(self.runs.leased.values())
+        if self.api.outage is not None:
             return [(run, events.ApiAway()) for run in leased]
         if not leased or not self._periods.is_due("watch", now):
             return []
         rows = self._rows(leased)
         liveness = self._liveness_of_runs(leased, rows)
-        snapshot = self._store.snapshot()
+        snapshot = self.store.snapshot()
         lost_workers = {worker.id for worker in snapshot.workers if worker.state is WorkerState.LOST}
         live = {lease.id for lease in snapshot.leases}  # `renewed` judges the others: a row may show a newer run
         found: list[RunEvent] = []
@@ -164,12 +153,12 @@ class Observer:
         self._now = now
         if not self._periods.is_due("renew", now):
             return []
-        ending = (run.held_lease for run in self._runs.ending.values())
-        leases = [*(run.held_lease for run in self._runs.leased.values()), *filter(self._is_in_reach, ending)]
+        ending = (run.held_lease for run in self.runs.ending.values())
+        leases = [*(run.held_lease for run in self.runs.leased.values()), *filter(self._is_in_reach, ending)]
         if not leases:
             return []
-        ended = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
-        lost = [run for run in self._runs.leased.values() if run.held_lease.id in ended]
+        ended = self.store.renew([(lease.id, lease.token) for lease in leases], now + self.lease_timeout)
+        lost = [run for run in self.runs.leased.values() if run.held_lease.id in ended]
         rows = self._rows(lost)
         found: list[RunEvent] = []
         for run in lost:
@@ -178,7 +167,7 @@ class Observer:
         return found
 
     def _earlier_leases(self, key: Any, lease: Lease) -> tuple[Lease, ...] | None:
-        history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        history = self.store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != lease.request_id:
             return None
         if any(past_lease.token > lease.token for past_lease in history.leases):
@@ -190,33 +179,33 @@ class Observer:
 
         A host whose scheduler restarts under a new name is another worker. So any worker may be this host.
         """
-        history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        history = self.store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != request_id:
             return None
-        workers, is_local = self._workers.current(), self._engine.traits.is_local
+        workers, is_local = self.store.workers(), self.engine.traits.is_local
         leases = (
             lease
             for lease in history.leases
-            if lease.worker_id in workers and (is_local or self._engine.reaches(workers[lease.worker_id]))
+            if lease.worker_id in workers and (is_local or self.engine.reaches(workers[lease.worker_id]))
         )
         return max(leases, key=lambda lease: lease.token, default=None)
 
     def stopping(self, now: datetime) -> list[RunEvent]:
         """The runs whose grace time is over, and those that a dead scheduler preempted."""
         found: list[RunEvent] = []
-        for run in self._runs.leased.values():
+        for run in self.runs.leased.values():
             if run.phase is Phase.STOPPING:
                 is_over = run.notice is not None and now >= run.notice.by + _FORCE_AFTER
                 found += [(run, events.GraceOver())] if is_over else []
             elif run.phase is not Phase.LOST and run.held_lease.state is LeaseState.PREEMPTED:
                 cause = "taken back before this scheduler took it over"
-                found.append((run, events.Preempted(Notice(cause=cause, by=now + self._grace))))
+                found.append((run, events.Preempted(Notice(cause=cause, by=now + self.grace))))
         return found
 
     def looked(self, now: datetime) -> list[RunEvent]:
         """What is left of the runs that are over for Airflow."""
         self._now = now
-        ending = list(self._runs.ending.values())
+        ending = list(self.runs.ending.values())
         if not ending:
             return []
         live = self._live_ids()
@@ -225,7 +214,7 @@ class Observer:
         liveness = self._liveness_of_runs(held, rows)
         if Liveness.ALIVE in liveness.values():
             # it gets a signal. If another scheduler has ended its lease, the row may name the process of a newer run
-            self._store.invalidate()
+            self.store.invalidate()
             live = self._live_ids()
         found: list[RunEvent] = []
         for run in ending:
@@ -243,45 +232,45 @@ class Observer:
 
         :param snapshot: the store, with the events that it does not have yet
         """
-        runs = list(self._runs.queued.values())
-        kept = self._runs.request_ids()
+        runs = list(self.runs.queued.values())
+        kept = self.runs.request_ids()
         waiting = {run.request_id for run in runs} - kept
         uses = self.uses_of([lease for lease in snapshot.leases if lease.request_id in waiting])
         found, new = compare(runs, snapshot, queued=self._queued(runs, now), kept=kept, uses=uses, now=now)
-        return [*found, *self._resolver.resolved(new, snapshot, now)]
+        return [*found, *self.resolver.resolved(new, snapshot, now)]
 
     def unwanted_checks(self, now: datetime) -> list[RunEvent]:
         """The placement checks that Airflow does not want any more."""
-        runs = list(self._runs.checking.values())
+        runs = list(self.runs.checking.values())
         queued = self._queued(runs, now)
         return [(run, events.Dropped()) for run in runs if run.request_id not in queued]
 
     def held(self) -> list[RunEvent]:
         """The tasks that waited for the API server, which answers now."""
-        runs = list(self._runs.held.values())
-        queued = self._tasks.queued([run.request_id for run in runs])
+        runs = list(self.runs.held.values())
+        queued = self.tasks.queued([run.request_id for run in runs])
         return [(run, events.Answered() if run.request_id in queued else events.Dropped()) for run in runs]
 
     def delayed(self, now: datetime) -> list[Run]:
         """The tasks without a lease whose supervisors may wait for the API server since an outage."""
-        if self._api.outage is None and not self._api.has_failed_since(now - _RETRY_TIME):
+        if self.api.outage is None and not self.api.has_failed_since(now - _RETRY_TIME):
             return []
-        sent = self._runs.sent.values()
-        return [run for run in sent if run.sent_at is not None and self._api.has_failed_since(run.sent_at)]
+        sent = self.runs.sent.values()
+        return [run for run in sent if run.sent_at is not None and self.api.has_failed_since(run.sent_at)]
 
     def _queued(self, runs: Sequence[Run], now: datetime) -> set[str]:
         """The ids of the tasks that are still QUEUED in Airflow, which is asked after `SETTLING_TIME`."""
         settled = {run.request_id for run in runs if now - run.waiting_task.since >= SETTLING_TIME}
-        return {run.request_id for run in runs} - settled | self._tasks.queued(settled)
+        return {run.request_id for run in runs} - settled | self.tasks.queued(settled)
 
     def uses_of(self, leases: Sequence[Lease]) -> dict[str, LeaseUse]:
         """Lease id → its use, for leases of waiting tasks that are not kept here; out of reach, only `BEGUN`."""
         if not leases:
             return {}
-        rows = self._tasks.processes([lease.request_id for lease in leases])
+        rows = self.tasks.processes([lease.request_id for lease in leases])
         known = [(lease, rows.get(lease.request_id, TaskProcess())) for lease in leases]
-        liveness = self._engine.liveness_of([self.process(lease, row) for lease, row in known])
-        uses = {lease.id: lease_use(lease, row, liveness[lease.id], self._scheduler) for lease, row in known}
+        liveness = self.engine.liveness_of([self.process(lease, row) for lease, row in known])
+        uses = {lease.id: lease_use(lease, row, liveness[lease.id], self.scheduler) for lease, row in known}
         far = {lease.id for lease in leases if not self._is_in_reach(lease)}
         return {id_: use for id_, use in uses.items() if id_ not in far or use is LeaseUse.BEGUN}
 
@@ -293,27 +282,27 @@ class Observer:
         if latest is None or not timedelta(0) <= self._now - latest[0] < timedelta(seconds=_WATCH_EVERY_S):
             live = self._live_ids()
             self._liveness = {id_: earlier for id_, earlier in self._liveness.items() if id_ in live}
-            row = self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
-            liveness = self._engine.liveness_of([self.process(lease, row)])[lease.id]
+            row = self.tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
+            liveness = self.engine.liveness_of([self.process(lease, row)])[lease.id]
             latest = self._liveness[lease.id] = (self._now, liveness)
         return latest[1]
 
     def process(self, lease: Lease, row: TaskProcess) -> LeasedProcess:
         """What is known about the process of a lease."""
-        row, run = process_of_lease(lease, row), self._runs.of_lease(lease.id)
+        row, run = process_of_lease(lease, row), self.runs.of_lease(lease.id)
         has_ended = run is not None and run.phase is Phase.ENDING and run.end is not None and run.end.has_started
         state = None if has_ended else row.state
         return LeasedProcess(lease, state, row.pid, row.hostname, row.seen_at, is_ours=run is not None)
 
     def _liveness_of_runs(self, runs: Sequence[Run], rows: Mapping[str, TaskProcess]) -> Mapping[str, Liveness]:
         processes = [self.process(run.held_lease, rows.get(run.request_id, TaskProcess())) for run in runs]
-        return self._engine.liveness_of(processes) if processes else {}
+        return self.engine.liveness_of(processes) if processes else {}
 
     def _rows(self, runs: Collection[Run]) -> Mapping[str, TaskProcess]:
-        return self._tasks.processes([run.request_id for run in runs])
+        return self.tasks.processes([run.request_id for run in runs])
 
     def _live_ids(self) -> set[str]:
-        return {lease.id for lease in self._store.snapshot().leases}
+        return {lease.id for lease in self.store.snapshot().leases}
 
     def _rows_if_known(self, runs: Collection[Run]) -> Mapping[str, TaskProcess] | None:
         try:
@@ -322,13 +311,13 @@ class Observer:
             return None
 
     def _status(self, run: Run) -> LeaseStatus:
-        if self._engine.cluster is None or run.lease is None:
+        if self.engine.cluster is None or run.lease is None:
             return LeaseStatus()
-        return self._engine.cluster.status(run.lease.id)
+        return self.engine.cluster.status(run.lease.id)
 
     def _is_in_reach(self, lease: Lease) -> bool:
-        worker = self._workers.current().get(lease.worker_id)
-        return worker is None or self._engine.reaches(worker)
+        worker = self.store.workers().get(lease.worker_id)
+        return worker is None or self.engine.reaches(worker)
 
 
 def compare(

@@ -160,7 +160,11 @@ class Bench:
         self.dispatcher = make_dispatcher(configuration, self.policy, self.runs, outside, 600)
         self.commands = self.dispatcher.commands
         self.dispatcher.inventory = SimpleNamespace(
-            poll=lambda: None, readings=lambda: (), close=lambda: None, note_recorded=lambda: None
+            poll=lambda: None,
+            readings=lambda: (),
+            close=lambda: None,
+            note_recorded=lambda: None,
+            log_contested=lambda snapshot: None,
         )
         self.pass_on = lambda key, state, info, is_noted: None
 

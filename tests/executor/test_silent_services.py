@@ -42,7 +42,7 @@ def make_executor(make_bench, monkeypatch):
         worker = a_worker(devices=DEVICES, engine="celery")
         bench.store.record([WorkerSeen(worker)], EPOCH)
         bench.store.invalidate = lambda: None
-        workers = bench.dispatcher.workers.current
+        workers = bench.dispatcher.store.workers
         engine.start(EngineContext("1", None, None, bench.store.heartbeats, workers, a_signer()))
         executor = HeteroExecutor(parallelism=8)
         executor._engine, executor._clock = engine, bench.clock

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ from hetero_airflow.discovery.discover import build_inventory
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
+from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.device_health import host_health
-from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.host_health import HostHealth
+from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.store import tables
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import FakeClock
@@ -147,9 +149,9 @@ def test_the_waiting_task_says_which_worker_holds_the_gpu(make_store, inventory_
 def test_a_scheduler_logs_once_which_devices_another_worker_reports_too(make_store, inventory_in, caplog):
     machine = Machine(make_store, inventory_in)
     bench = machine.benches["container-2"]
-    log = ContestedDeviceLog("container-2")
+    inventory = HostInventory(replace(read_configuration(), worker_id="container-2"), list)
     for _ in range(2):
-        log.write(bench.store.snapshot())
+        inventory.log_contested(bench.store.snapshot())
     text = f"container-1/{GPU} and container-2/{GPU} are one device"
     assert len([record for record in caplog.records if text in record.getMessage()]) == 1
 

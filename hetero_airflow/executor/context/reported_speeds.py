@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import StateCalls, read_states
-from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.run import Run
 from hetero_airflow.executor.run_index import Runs
 from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, MIN_SPEED
@@ -31,11 +30,10 @@ In between, the time grows with the age of the lease. A read is a query of Airfl
 class ReportedSpeeds:
     """The reports of the tasks that run here."""
 
-    def __init__(self, store: SqlStore, runs: Runs, workers: KnownWorkers, states: StateCalls) -> None:
+    def __init__(self, store: SqlStore, runs: Runs, states: StateCalls) -> None:
         self._states = states
         self._store = store
         self._runs = runs
-        self._workers = workers
         self._due: dict[str, datetime] = {}
         """Lease id → when its report is read next."""
         self._saved: dict[str, datetime] = {}
@@ -104,7 +102,7 @@ class ReportedSpeeds:
                 report = LeaseProgress.model_validate_json(texts[key] or "")
             except ValidationError:
                 continue
-            holder, worker = holders.get(lease.request_id), self._workers.current().get(lease.worker_id)
+            holder, worker = holders.get(lease.request_id), self._store.workers().get(lease.worker_id)
             if report.speed is None or report.lease_id != lease.id or holder is None or worker is None:
                 continue
             leased = leased_device_class(lease.claims, {device.id: device for device in worker.devices})

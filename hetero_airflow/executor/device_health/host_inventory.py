@@ -1,5 +1,6 @@
 """The devices of this host, as the scheduler reports them: without those that others and local runs use."""
 
+import logging
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -20,7 +21,11 @@ from hetero_airflow.engines.host.lease_files import (
 from hetero_airflow.engines.host.processes import lease_processes
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.devices.identity import contested_devices, contested_text
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Inventory
+
+log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
 """Interval between two looks at the lease files. It reads no processes unless a run has left its devices unchecked."""
@@ -48,6 +53,8 @@ class HostInventory:
         self._last: Inventory | None = None
         """What the last discovery found, without the devices that others use."""
         self._look_at = 0.0
+        self._contested: frozenset[str] = frozenset()
+        """What was logged of devices that another worker reports too."""
 
     def poll(self) -> Inventory | None:
         """A new inventory if there is one. Call `note_recorded` when the store has it."""
@@ -72,6 +79,14 @@ class HostInventory:
     def note_recorded(self) -> None:
         """The store has the last inventory: the leases that ended before it was made have nothing left."""
         self._unchecked.note_checked(self._watch.looked_at)
+
+    def log_contested(self, snapshot: Snapshot) -> None:
+        """Log the devices of this host that another worker reports too, each once."""
+        contested = [reports for reports in contested_devices(snapshot.workers) if self._worker_id in dict(reports)]
+        texts = dict.fromkeys(map(contested_text, contested))
+        for text in texts.keys() - self._contested:
+            log.warning(text)
+        self._contested = frozenset(texts)
 
     def readings(self) -> tuple[Telemetry, ...]:
         """The newest readings of the devices; without values if they are too old."""

@@ -17,6 +17,7 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import EndedRun, MeasuredSpeed, ServiceRecord
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import Worker
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import LEASES, READINGS
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
@@ -52,6 +53,7 @@ class SqlStore:
         self._digests = WaitDigests()
         self._builder: SnapshotBuilder | None = None
         self._sequence = 0
+        self._indexed: tuple[tuple[Worker, ...], Mapping[str, Worker]] = ((), {})
         self._lock = Lock()
 
     def connect(self) -> AbstractContextManager[Connection]:
@@ -79,6 +81,17 @@ class SqlStore:
                     drop_deleted(connection, self._builder)
                 self._sequence = sequence
             return self._builder.snapshot(sequence)
+
+    def workers(self) -> Mapping[str, Worker]:
+        """Worker id → worker. A new index is made only when the workers change."""
+        workers = self.snapshot().workers
+        if workers is not self._indexed[0]:
+            self._indexed = workers, {worker.id: worker for worker in workers}
+        return self._indexed[1]
+
+    def worker(self, worker_id: str) -> Worker:
+        """A worker as it was last seen. Only for an unknown one the tables are read: a commit has just changed them."""
+        return self._indexed[1].get(worker_id) or self.workers()[worker_id]
 
     def commit(
         self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()

@@ -60,7 +60,7 @@ class Bench:
         api_watch = an_api_that_answers()
         outside = Outside(self.store, self.engine, self.tasks, edges, api_watch, callbacks, Clock(), SIGNER)
         self.dispatcher = make_dispatcher(configuration, PriorityPolicy(), self.runs, outside, 600)
-        self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.workers.current, SIGNER))
+        self.engine.start(EngineContext(job, None, None, dict, self.dispatcher.store.workers, SIGNER))
         self.engine.cluster.watch()
 
     def report(self, key, state, info, is_noted):

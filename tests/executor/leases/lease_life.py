@@ -24,6 +24,7 @@ from hetero_airflow.executor.leases.lease_use import CLOCK_DIFFERENCE
 from hetero_airflow.model.grant import SKEW_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.recovery.rules import parse_rules
+from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_worker
 from tests.executor.conftest import Bench, Key, StandInEngine, StandInTasks
@@ -150,7 +151,9 @@ class SchedulersStore:
     """The store as a scheduler reads it: once in a heartbeat, again after each of its own writes, and where it must."""
 
     def __init__(self, store):
-        self._store, self._read = store, None
+        self._store, self._read, self._indexed = store, None, ((), {})
+
+    workers, worker = SqlStore.workers, SqlStore.worker
 
     def invalidate(self):
         self._read = None
