@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Preemptor
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.plan import Plan, Reason, Refuse, Wait
+from hetero_airflow.model.plan import Plan, Reason, Refuse
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
-from hetero_airflow.scheduling.dispatching import LeaseDispatch, Undispatched
+from hetero_airflow.scheduling.dispatching import LeaseDispatch
 from hetero_airflow.scheduling.hardware_wait import with_hardware_waits
 from hetero_airflow.scheduling.ownership import owned_decisions, with_starter
 from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
@@ -33,25 +33,15 @@ MAX_ROUNDS = 3
 class CycleResult:
     """What one cycle did."""
 
-    reaped: tuple[Lease, ...] = ()
-    """Leases that expired or were evicted, in their new state."""
     plan: Plan = field(default_factory=Plan)
     """The newest decision on each request. If nothing changed, the plan of the cycle before."""
     dispatched: tuple[Lease, ...] = ()
-    undispatched: tuple[Undispatched, ...] = ()
-    preempted: tuple[Lease, ...] = ()
-    """Leases whose holders were told to save and end."""
     raced: tuple[str, ...] = ()
     """Ids of requests whose chosen devices went to other schedulers in each round. The next cycle decides on them."""
     is_decided: bool = True
     """False if nothing changed, so that the plan of the cycle before still holds."""
     recorded: int = 0
     """How many of the pending events the store has recorded, counted from the first one."""
-
-    @property
-    def waiting(self) -> tuple[Wait, ...]:
-        """The requests that wait, in the order of the queue."""
-        return tuple(decision for decision in self.plan.decisions if isinstance(decision, Wait))
 
     @property
     def refused(self) -> tuple[Refuse, ...]:
@@ -165,7 +155,7 @@ class Cycle:
         """
         done = CycleResult()  # what the cycle has done so far
         try:
-            done = self._reap(now)  # 1
+            self._reap(now)  # 1
             for round_number in range(MAX_ROUNDS):
                 events = tuple(pending_events[done.recorded :])
                 view = self._take_snapshot(events)  # 2
@@ -182,10 +172,10 @@ class Cycle:
         except Exception as error:
             raise CycleInterrupted(error, done.recorded) from error
 
-    def _reap(self, now: datetime) -> CycleResult:
+    def _reap(self, now: datetime) -> None:
         """Step 1: expire leases. The caller of the cycle records lost workers, see `reaper.lost_workers`."""
         self._dispatch.requeue_undispatched(now)  # those of the last cycle, if the store was down
-        return CycleResult(reap(self._store, self._engine, self._store.snapshot().leases, now))
+        reap(self._store, self._engine, self._store.snapshot().leases, now)
 
     def _take_snapshot(self, events: Sequence[RequestEvent]) -> _View:
         """Step 2: the store's snapshot, with the pending events and with the policy context."""
@@ -243,15 +233,10 @@ class Cycle:
         self, plan: Plan, commit: CommitResult, view: _View, now: datetime, done: CycleResult
     ) -> CycleResult:
         """Step 5: dispatch the granted leases, and tell the holders of preempted ones to end."""
-        dispatched, undispatched = self._dispatch.start(commit, view.snapshot, view.owned_ids)
-        preempted = self._dispatch.preempt(plan.preemptions, now)
+        dispatched = self._dispatch.start(commit, view.snapshot, view.owned_ids)
+        self._dispatch.preempt(plan.preemptions, now)
         self._dispatch.requeue_undispatched(now)
-        return replace(
-            done,
-            dispatched=(*done.dispatched, *dispatched),
-            undispatched=(*done.undispatched, *undispatched),
-            preempted=(*done.preempted, *preempted),
-        )
+        return replace(done, dispatched=(*done.dispatched, *dispatched))
 
     def _keep_rest_pending(self, plan: Plan, view: _View, now: datetime, done: CycleResult) -> CycleResult:
         """Step 6: the other requests wait; the store has their reasons. Remember the plan for the next cycle."""

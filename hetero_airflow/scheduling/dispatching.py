@@ -32,16 +32,14 @@ class LeaseDispatch:
         self._preemptor = preemptor
         self._undispatched: list[tuple[Undispatched, PendingRequest]] = []
 
-    def start(
-        self, commit: CommitResult, snapshot: Snapshot, owned_ids: Set[str]
-    ) -> tuple[list[Lease], list[Undispatched]]:
-        """Dispatch the granted leases of this scheduler's requests; what was dispatched, and what was not.
+    def start(self, commit: CommitResult, snapshot: Snapshot, owned_ids: Set[str]) -> list[Lease]:
+        """Dispatch the granted leases of this scheduler's requests; those that were dispatched.
 
         A gang is placed by one scheduler, and each scheduler dispatches its own members. A gang that was granted in
         part is not dispatched at all.
         """
         if not commit.leases:
-            return [], []
+            return []
         pending = {request.id: request for request in snapshot.pending}
         partial = _partially_granted_gangs(commit, pending)
         dispatched: list[Lease] = []
@@ -58,14 +56,13 @@ class LeaseDispatch:
                     log.warning("Lease %s is released and its request waits again, %s", lease.id, cause)
                     undispatched.append(Undispatched(lease, cause))
         self._undispatched += ((failed, pending[failed.lease.request_id]) for failed in undispatched)
-        return dispatched, undispatched
+        return dispatched
 
-    def preempt(self, preemptions: Iterable[Preempt], now: datetime) -> list[Lease]:
-        """Tell the holders of this scheduler's leases to save and end; the leases whose holders were notified."""
+    def preempt(self, preemptions: Iterable[Preempt], now: datetime) -> None:
+        """Tell the holders of this scheduler's leases to save and end."""
         preemptor = self._preemptor
         if preemptor is None:
-            return []
-        notified: list[Lease] = []
+            return
         owned = [preempt for preempt in preemptions if self._engine.is_ours(preempt.request_id)]
         moves = [LeaseMove(preempt.lease_id, preempt.token, LeaseState.PREEMPTED, preempt.cause) for preempt in owned]
         for preempt, outcome in zip(owned, self._store.move(moves, now), strict=True):
@@ -76,9 +73,6 @@ class LeaseDispatch:
                 preemptor.preempt(outcome, preempt)
             except Exception as error:  # noqa: BLE001  engines are foreign code; the lease stays marked as preempted
                 log.warning("The holder of lease %s could not be told to end: %s", outcome.id, error)
-                continue
-            notified.append(outcome)
-        return notified
 
     def requeue_undispatched(self, now: datetime) -> None:
         """Release what was not dispatched and let it wait again. If the store is down, the next call does it."""

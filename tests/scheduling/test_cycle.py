@@ -96,7 +96,6 @@ def test_a_cycle_places_dispatches_and_leaves_the_rest_with_reasons() -> None:
     assert [lease.request_id for lease in result.dispatched] == ["r0", "r2"]
     assert list(result.dispatched) == engine.dispatched
     assert {lease.expires_at for lease in engine.dispatched} == {EPOCH + timedelta(seconds=60)}
-    assert [wait.request_id for wait in result.waiting] == ["r1"]
     assert [refuse.request_id for refuse in result.refused] == ["r3"]
     assert [pending.id for pending in store.snapshot().pending] == ["r1"]
     request_history = store.request_history("dag", "run", "r1")
@@ -109,7 +108,7 @@ def test_nothing_is_decided_again_while_nothing_changes() -> None:
     cycle = Cycle(store, policy, FakeEngine(), 60)
     first, second, third = (cycle.run(clock.advance(1)) for _ in range(3))
     assert [r.is_decided for r in (first, second, third)] == [True, True, False]
-    assert (policy.decided, third) == (2, CycleResult((), second.plan, is_decided=False))
+    assert (policy.decided, third) == (2, CycleResult(second.plan, is_decided=False))
     store.renew([(lease.id, lease.token) for lease in first.dispatched], clock.now() + timedelta(seconds=60))
     assert not cycle.run(clock.advance(1)).is_decided
     store.record([RequestSubmitted(a_pending("new", "cpu"))], clock.now())
@@ -193,13 +192,14 @@ def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_an_undispatched_lease_is_released_and_its_request_waits_again() -> None:
+def test_an_undispatched_lease_is_released_and_its_request_waits_again(caplog: pytest.LogCaptureFixture) -> None:
     store, engine = a_store("gpu:2", "cpu"), FakeEngine()
     engine.failing = {"r0"}
     cycle = Cycle(store, Fifo(), engine, 60)
     result = cycle.run(EPOCH)
-    assert [(undispatched.lease.request_id, undispatched.cause) for undispatched in result.undispatched] == [
-        ("r0", "not dispatched: RuntimeError: the test makes the engine fail")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Lease r0.1 is released and its request waits again, "
+        "not dispatched: RuntimeError: the test makes the engine fail"
     ]
     assert [lease.request_id for lease in result.dispatched] == ["r1"]
     assert [pending.id for pending in store.snapshot().pending] == ["r0"]
@@ -250,11 +250,13 @@ def test_an_expired_lease_whose_process_is_gone_gives_its_devices_to_the_next() 
     cycle.run(clock.now())
     engine.alive = {"r0": Liveness.ALIVE}
     late = cycle.run(clock.advance(61))
-    assert [(lease.request_id, lease.state) for lease in late.reaped] == [("r0", LeaseState.EXPIRED)]
+    assert [(lease.request_id, lease.state) for lease in store.snapshot().leases] == [("r0", LeaseState.EXPIRED)]
     assert late.dispatched == ()
     engine.alive = {"r0": Liveness.GONE}
     after = cycle.run(clock.advance(1))
-    assert [(lease.request_id, lease.state) for lease in after.reaped] == [("r0", LeaseState.EVICTED)]
+    request_history = store.request_history("dag", "run", "r0")
+    assert request_history is not None
+    assert [lease.state for lease in request_history.leases] == [LeaseState.EVICTED]
     assert [lease.request_id for lease in after.dispatched] == ["r1"]
 
 
@@ -262,7 +264,9 @@ def test_a_lost_worker_gets_nothing() -> None:
     store = a_store("gpu")
     store.record([WorkerLost("worker-a")], EPOCH)
     result = Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH)
-    assert [str(wait.reason.code) for wait in result.waiting] == ["lost"]
+    (wait,) = result.plan.decisions
+    assert isinstance(wait, Wait)
+    assert str(wait.reason.code) == "lost"
 
 
 @settings(max_examples=50, deadline=None)
@@ -272,7 +276,7 @@ def test_the_store_accepts_every_placement(snapshot: Snapshot) -> None:
     store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
     store.record([RequestSubmitted(pending) for pending in snapshot.pending], EPOCH)
     result = Cycle(store, PriorityPolicy(), engine, 60).run(EPOCH)
-    assert (result.raced, result.undispatched) == ((), ())
+    assert result.raced == ()
     placed = [decision for decision in result.plan.decisions if isinstance(decision, Place)]
     assert [place.request_id for place in placed] == [lease.request_id for lease in engine.dispatched]
 
@@ -399,6 +403,6 @@ def test_a_cycle_places_a_request_once_it_is_unpaused(tmp_path):
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a"))], EPOCH)
     store.change_queue([Pause("a")])
     cycle = Cycle(store, PriorityPolicy(), FakeEngine(), 60)
-    assert [wait.reason for wait in cycle.run(EPOCH).waiting] == [PAUSED]
+    assert [wait.reason for wait in cycle.run(EPOCH).plan.decisions if isinstance(wait, Wait)] == [PAUSED]
     store.change_queue([Pause("a", is_paused=False)])
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["a"]
