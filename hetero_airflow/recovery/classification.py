@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from hetero_airflow.contract.notice import EXIT_STOPPED
 from hetero_airflow.contract.task_lease import TaskLease
@@ -45,12 +46,6 @@ class FailureSign:
     source: str
     """Where the text or the fact is documented, or was seen."""
     is_of_host: bool = False
-
-
-def _fact(
-    failure_class: FailureClass, source: str, find: Callable[[Evidence], str | None], *, is_of_host: bool = False
-) -> FailureSign:
-    return FailureSign(failure_class, find, source, is_of_host)
 
 
 def _text(failure_class: FailureClass, source: str, pattern: str, *, is_of_host: bool = False) -> FailureSign:
@@ -101,14 +96,6 @@ def _killed(evidence: Evidence) -> str | None:
     return f"ended by {signal.Signals(number).name}" if number in _FROM_OUTSIDE else None
 
 
-def _not_started(evidence: Evidence) -> str | None:
-    return evidence.start_problem
-
-
-def _not_run_by_its_worker(evidence: Evidence) -> str | None:
-    return evidence.worker_problem
-
-
 def _gone(evidence: Evidence) -> str | None:
     return "its worker or process disappeared" if evidence.is_gone else None
 
@@ -119,16 +106,17 @@ IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 """Errors that another worker may not have, because other software is installed there."""
 
 FAILURE_SIGNS: tuple[FailureSign, ...] = (
-    _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
+    FailureSign(_F.PREEMPTED, _asked_to_stop, "the notice of hetero_airflow itself"),
     _last(_F.PREEMPTED, "hetero_airflow.contract.notice", "hetero_airflow.contract.notice.Stopped"),
-    _fact(_F.NO_START, "Kubernetes' message about a pod that waits, or about a quota", _not_started),
-    _fact(_F.HUNG, "the hang watch of hetero_airflow itself", _hung),
+    FailureSign(_F.NO_START, attrgetter("start_problem"),
+                "Kubernetes' message about a pod that waits, or about a quota"),
+    FailureSign(_F.HUNG, _hung, "the hang watch of hetero_airflow itself"),
     _last(_F.LOST_WORKER, "hetero_airflow.errors: another run has the task's lease",
           "hetero_airflow.errors.FencedOut", "hetero_airflow.errors.LeaseLost"),
     _last(_F.USER_ERROR, "airflow/sdk/exceptions.py: fail without retrying",
           "airflow.sdk.exceptions.AirflowFailException", "airflow.exceptions.AirflowFailException"),
     # Before memory: a GPU with an uncorrectable error answers "out of memory" (NVIDIA/k8s-device-plugin#267).
-    _fact(_F.HARDWARE, "hetero_airflow.health.error_classes", _hardware_xid),
+    FailureSign(_F.HARDWARE, _hardware_xid, "hetero_airflow.health.error_classes"),
     _text(_F.HARDWARE, "NVIDIA/k8s-device-plugin#267, vllm-project/vllm#5222, ROCm/legacy-rocm-build#4021",
           r"(?i)uncorrectable (?:ECC|hardware|NVLink) error|CUDA_ERROR_ECC_UNCORRECTABLE"),
     _text(_F.HARDWARE, "NVIDIA/open-gpu-kernel-modules#507, NVIDIA/NVSentinel#155",
@@ -179,8 +167,8 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
           r"|Transport endpoint is not connected: ['\"]?/", is_of_host=True),
     _text(_F.WORKER, "containerd and runc, before anything ran; NVIDIA/k8s-device-plugin#1431",
           r'failed to create (?:containerd|shim) task(?!.{0,400}exec: "(?!nvidia-))', is_of_host=True),
-    _fact(_F.WORKER, "the kubelet's message about a container that it could not start", _not_run_by_its_worker,
-          is_of_host=True),
+    FailureSign(_F.WORKER, attrgetter("worker_problem"),
+                "the kubelet's message about a container that it could not start", is_of_host=True),
     # Not "device-side assert" alone: torch ends every CUDA error with a hint at "device-side assertions".
     _text(_F.CODE_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
     # Ambiguous: an error in a kernel, unless the driver reported a hardware XID (see above).
@@ -203,7 +191,7 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _last(_F.CODE_ERROR, "the Python language reference: the same code and data fail again in the same way",
           "NameError", "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
     # After the rows for the task's own code: several workers on one host may share a cgroup.
-    _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
+    FailureSign(_F.HOST_MEMORY, _oom_killed, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill"),
     _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer any retry of its client; the leader of a "
           "gang did not say where to meet it",
           "hetero_airflow.errors.CheckpointStoreUnavailable", "hetero_airflow.operators.gang_rendezvous.LeaderTimeout"),
@@ -221,8 +209,8 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _text(_F.LOST_WORKER, "subprocess, torchrun and shells of a process that SIGKILL ended",
           r"died with <Signals\.SIG(?:KILL|TERM)|(?:exit (?:code|status)|exitcode)\s*:? (?:137|143|-9|-15)\b"
           r"|terminated with signal SIG(?:KILL|TERM)"),
-    _fact(_F.LOST_WORKER, "wait(2): ended by a signal from outside", _killed),
-    _fact(_F.LOST_WORKER, "the liveness of hetero_airflow itself", _gone),
+    FailureSign(_F.LOST_WORKER, _killed, "wait(2): ended by a signal from outside"),
+    FailureSign(_F.LOST_WORKER, _gone, "the liveness of hetero_airflow itself"),
 )  # fmt: skip
 """The first row that matches decides."""
 
@@ -244,14 +232,11 @@ def classify(evidence: Evidence) -> Classification:
     return Classification(FailureClass.UNKNOWN, _shortened(_end_text(evidence)))
 
 
-def failure_of(
-    evidence: Evidence, lease: TaskLease | None, epoch: int, now: datetime, step: int | None = None
-) -> Failure:
+def failure_of(evidence: Evidence, lease: TaskLease | None, epoch: int, now: datetime) -> Failure:
     """The record of a run that failed.
 
     :param lease: its lease; None without one
     :param epoch: the task instance's `max_tries`
-    :param step: the last step that it finished
     """
     classification = classify(evidence)
     failure_class = classification.failure_class
@@ -273,7 +258,6 @@ def failure_of(
         token=lease.token if lease else None,
         memory_bytes=lease.memory_bytes or None if lease and not is_cpu else None,
         host_memory_bytes=evidence.host_memory_bytes or host_memory_bytes,
-        step=step,
     )
 
 

@@ -96,8 +96,6 @@ class Failure(BaseModel):
     """The memory of each leased device, or of the leased share. None: not known, or a CPU."""
     host_memory_bytes: int | None = Field(default=None, gt=0)
     """Limit of host memory, or the memory in use."""
-    step: int | None = Field(default=None, ge=0)
-    """The last completed step."""
 
     def is_same_run(self, other: "Failure") -> bool:
         """Whether both are about the same run."""
