@@ -30,7 +30,7 @@ from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod, restrict_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import LEFT_OUT_ANNOTATION, PodParts, claim_parts, pod_parts
 from hetero_airflow.engines.kubernetes.renewing_hook import renewing_hook
-from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
+from hetero_airflow.engines.kubernetes.states.causes import WAIT_CODES, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
@@ -73,7 +73,7 @@ def pod_evidence(state: PodState) -> Evidence:
     >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
     'lost_worker'
     """
-    if MEANINGS[state.cause].wait_code is not None:
+    if state.cause in WAIT_CODES:
         return Evidence(start_problem=state.message or state.cause.value)
     if state.cause is PodCause.PREEMPTED:
         return Evidence(notice=f"Kubernetes ended its pod for another one: {state.message or 'of higher priority'}")
@@ -284,7 +284,7 @@ class DevicePodOperator(KubernetesPodOperator):
         except ApiException as error:
             return PodState(PodCause.DELETED) if error.status == 404 else known
         state = pod_state(read, self.base_container_name)
-        is_waiting = MEANINGS[state.cause].wait_code is not None
+        is_waiting = state.cause in WAIT_CODES
         return replace(state, message=self._last_warning(read)) if is_waiting and not state.message else state
 
     def _public_variables(self, variables: Mapping[str, str], pod: Mapping[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from kubernetes import client
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import ENVELOPE_KEY
-from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
+from hetero_airflow.engines.kubernetes.states.causes import WAIT_CODES, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
@@ -390,7 +390,7 @@ def test_each_cause_has_a_class_of_failure(cause):
         **dict.fromkeys(
             (PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED), FailureClass.LOST_WORKER
         ),
-        **{cause: FailureClass.NO_START for cause in PodCause if MEANINGS[cause].wait_code is not None},
+        **dict.fromkeys(WAIT_CODES, FailureClass.NO_START),
     }
     decision = classify(pod_evidence(PodState(cause, "m", 1)))
     assert decision.failure_class is expected.get(cause, FailureClass.UNKNOWN)

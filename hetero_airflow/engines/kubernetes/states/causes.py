@@ -7,7 +7,6 @@ conditions" in Kubernetes' documentation. The tests list the reasons of version 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -60,41 +59,35 @@ class PodCause(StrEnum):
     """Kubernetes gave a reason that is not in these tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class CauseMeaning:
-    """What a cause means for the task."""
-
-    end: RunEnd | None = None
-    """How its run ended; None if it has not."""
-    wait_code: ReasonCode | None = None
-    """Why it does not run yet; None once it runs."""
-
-
-MEANINGS: Mapping[PodCause, CauseMeaning] = MappingProxyType(
+ENDS: Mapping[PodCause, RunEnd] = MappingProxyType(
     {
-        PodCause.GATED: CauseMeaning(wait_code=ReasonCode.RESERVED),
-        PodCause.UNSCHEDULABLE: CauseMeaning(wait_code=ReasonCode.BUSY),
-        PodCause.PREEMPTING: CauseMeaning(wait_code=ReasonCode.PREEMPTING),
-        PodCause.UNASSIGNED: CauseMeaning(wait_code=ReasonCode.SLOTS),
-        PodCause.STARTING: CauseMeaning(wait_code=ReasonCode.SLOTS),
-        PodCause.IMAGE: CauseMeaning(wait_code=ReasonCode.RUNTIME),
-        PodCause.SETTINGS: CauseMeaning(wait_code=ReasonCode.RUNTIME),
-        PodCause.RUNNING: CauseMeaning(),
-        PodCause.CRASH_LOOP: CauseMeaning(end=RunEnd.FAILED),
-        PodCause.SUCCEEDED: CauseMeaning(end=RunEnd.FINISHED),
-        PodCause.FAILED: CauseMeaning(end=RunEnd.FAILED),
-        PodCause.OOM_KILLED: CauseMeaning(end=RunEnd.FAILED),
-        PodCause.EVICTED: CauseMeaning(end=RunEnd.LOST),
-        PodCause.PREEMPTED: CauseMeaning(end=RunEnd.PAUSED),
-        PodCause.NODE_LOST: CauseMeaning(end=RunEnd.LOST),
-        PodCause.DEADLINE: CauseMeaning(end=RunEnd.FAILED),
-        PodCause.NODE_BROKEN: CauseMeaning(end=RunEnd.LOST),
-        PodCause.REFUSED: CauseMeaning(end=RunEnd.LOST),
-        PodCause.DELETED: CauseMeaning(end=RunEnd.LOST),
-        PodCause.UNKNOWN: CauseMeaning(),
+        PodCause.CRASH_LOOP: RunEnd.FAILED,
+        PodCause.SUCCEEDED: RunEnd.FINISHED,
+        PodCause.FAILED: RunEnd.FAILED,
+        PodCause.OOM_KILLED: RunEnd.FAILED,
+        PodCause.EVICTED: RunEnd.LOST,
+        PodCause.PREEMPTED: RunEnd.PAUSED,
+        PodCause.NODE_LOST: RunEnd.LOST,
+        PodCause.DEADLINE: RunEnd.FAILED,
+        PodCause.NODE_BROKEN: RunEnd.LOST,
+        PodCause.REFUSED: RunEnd.LOST,
+        PodCause.DELETED: RunEnd.LOST,
     }
 )
-"""The meaning of each cause. For Kubernetes a pod in a crash loop has not ended; its task has."""
+"""How the run of the task ended. For Kubernetes a pod in a crash loop has not ended; its task has."""
+
+WAIT_CODES: Mapping[PodCause, ReasonCode] = MappingProxyType(
+    {
+        PodCause.GATED: ReasonCode.RESERVED,
+        PodCause.UNSCHEDULABLE: ReasonCode.BUSY,
+        PodCause.PREEMPTING: ReasonCode.PREEMPTING,
+        PodCause.UNASSIGNED: ReasonCode.SLOTS,
+        PodCause.STARTING: ReasonCode.SLOTS,
+        PodCause.IMAGE: ReasonCode.RUNTIME,
+        PodCause.SETTINGS: ReasonCode.RUNTIME,
+    }
+)
+"""Why the task does not run yet."""
 
 WAITING: Mapping[str, PodCause] = MappingProxyType(
     {

@@ -11,9 +11,10 @@ from hetero_airflow.engines.kubernetes.states.causes import (
     COMMAND_FAULT,
     DISRUPTED,
     ENDED,
-    MEANINGS,
+    ENDS,
     SCHEDULED,
     TERMINATED,
+    WAIT_CODES,
     WAITING,
     PodCause,
 )
@@ -56,11 +57,11 @@ class PodState:
     @property
     def end(self) -> RunEnd | None:
         """How its run ended; None if it has not."""
-        return MEANINGS[self.cause].end
+        return ENDS.get(self.cause)
 
     def reason(self, asked: str) -> Reason | None:
         """Why it does not run yet; None once it runs."""
-        code = MEANINGS[self.cause].wait_code
+        code = WAIT_CODES.get(self.cause)
         if code is None:
             return None
         if self.cause is PodCause.UNSCHEDULABLE and self.message and not any(map(self.message.__contains__, _BUSY)):

@@ -11,7 +11,7 @@ from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.engines.kubernetes.claims.claim_template import POD_CLAIM_NAME
 from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, sealed_lease
-from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
+from hetero_airflow.engines.kubernetes.states.causes import WAIT_CODES, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.engines.kubernetes.watch.informer import model_of
 from hetero_airflow.model.grant import GrantSigner
@@ -49,7 +49,7 @@ class LeasedPod:
     @property
     def is_waiting(self) -> bool:
         """Whether none of its processes has started."""
-        return not self.is_over and MEANINGS[self.state.cause].wait_code is not None
+        return not self.is_over and self.state.cause in WAIT_CODES
 
     @property
     def termination_cause(self) -> TerminationCause | None:
