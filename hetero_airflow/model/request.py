@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -127,6 +127,10 @@ class Alternative(BaseModel):
                 '"topology": "nvlink"}, "cpu:8"]',
             )
 
+    def with_fields(self, **fields: Any) -> "Alternative":
+        """The alternative with other values for these fields. A copy by pydantic would keep its cached key."""
+        return Alternative(**{name: getattr(self, name) for name in Alternative.model_fields} | fields)
+
     @property
     def share_milli(self) -> int:
         """Thousandths of each device; 1000 for whole devices."""
@@ -197,6 +201,10 @@ class DeviceRequest(BaseModel):
     """The task fails if it waits longer; None: no limit."""
     patience: PatienceField = True
     """Whether it may wait for better devices while others are free."""
+
+    def with_fields(self, **fields: Any) -> "DeviceRequest":
+        """The request with other values for these fields. A copy by pydantic would keep its cached fingerprint."""
+        return DeviceRequest(**{name: getattr(self, name) for name in DeviceRequest.model_fields} | fields)
 
     @classmethod
     def parse(

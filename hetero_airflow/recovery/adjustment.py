@@ -58,7 +58,7 @@ def with_host_memory(
 ) -> MemoryGrowth:
     """The alternative after the host ran out of memory; the parameters are those of `with_device_memory`."""
     wanted, worst = _wanted_bytes(alternative.host_memory, failed, rule.memory)
-    any_size = with_fields(alternative, host_memory=None)
+    any_size = alternative.with_fields(host_memory=None)
     sizes = [
         shape.cpu_device.memory_bytes or 0
         for shape, verdict in _possible(any_size, shapes)
@@ -69,12 +69,7 @@ def with_host_memory(
     most = min(wanted, max(sizes), rule.memory_limit or wanted)
     if most <= (alternative.host_memory or 0):
         return MemoryGrowth(alternative, is_larger=False)
-    return MemoryGrowth(with_fields(alternative, host_memory=most), is_larger=most > worst)
-
-
-def with_fields(alternative: Alternative, **fields: object) -> Alternative:
-    """The alternative with other values for these fields."""
-    return Alternative(**{**alternative.model_dump(exclude_defaults=True), **fields})
+    return MemoryGrowth(alternative.with_fields(host_memory=most), is_larger=most > worst)
 
 
 def _wanted_bytes(begin: int | None, failed: Sequence[int | None], factor: float | None) -> tuple[int | None, int]:
@@ -91,7 +86,7 @@ def _wanted_bytes(begin: int | None, failed: Sequence[int | None], factor: float
 def _with_whole_devices(alternative: Alternative) -> Iterator[Alternative]:
     yield alternative
     if alternative.share is not None:
-        yield with_fields(alternative, share=None)
+        yield alternative.with_fields(share=None)
 
 
 def _possible(alternative: Alternative, shapes: Iterable[Shape]) -> Iterator[tuple[Shape, Feasibility]]:
@@ -103,7 +98,7 @@ def _possible(alternative: Alternative, shapes: Iterable[Shape]) -> Iterator[tup
 
 def _sizes(alternative: Alternative, shapes: Iterable[Shape]) -> set[int]:
     """The known sizes for which a worker has enough devices, or shares, that are at least as large."""
-    any_size = with_fields(alternative, memory=None)
+    any_size = alternative.with_fields(memory=None)
     sizes: set[int] = set()
     for shape, verdict in _possible(any_size, shapes):
         on_worker = (device_need(any_size, shape.devices[at]).memory_bytes for at in verdict.suitable)
@@ -113,7 +108,7 @@ def _sizes(alternative: Alternative, shapes: Iterable[Shape]) -> set[int]:
 
 def _with_minimum(alternative: Alternative, size: int) -> Alternative:
     requested = alternative.memory or ByteRange(None, None)
-    return with_fields(alternative, memory=ByteRange(max(size, requested.minimum or 0), requested.maximum))
+    return alternative.with_fields(memory=ByteRange(max(size, requested.minimum or 0), requested.maximum))
 
 
 _Grow = Callable[[Alternative, Sequence[int | None], Rule, Sequence[Shape]], MemoryGrowth]
@@ -160,7 +155,7 @@ def avoid_failed_workers(
         trusted = [w for w in workers if w.id not in suspects[:number] and w.state is WorkerState.ONLINE]
         rest_shapes = unique_shapes(trusted, shapes)
         usable = tuple(
-            with_fields(alternative, labels={**alternative.labels, AVOIDED_LABEL: value})
+            alternative.with_fields(labels={**alternative.labels, AVOIDED_LABEL: value})
             for alternative in alternatives
             if len(alternative.labels) < MAX_REQUIREMENTS
             and any(feasibility_of(alternative, shape).is_servable for shape in rest_shapes)
@@ -256,7 +251,7 @@ def adjusted_request(
                 alternatives, of_class, rules[failure_class], worker_shapes, grow, messages
             )
     alternatives = _without_failed_workers(alternatives, recent, rules, workers, shapes, messages)
-    return _with_alternatives(request, alternatives), messages
+    return request.with_fields(alternatives=alternatives), messages
 
 
 def request_after_waiting(request: DeviceRequest, waited_s: float, rules: Rules) -> tuple[DeviceRequest, list[str]]:
@@ -277,7 +272,7 @@ def request_after_waiting(request: DeviceRequest, waited_s: float, rules: Rules)
         return request, []
     before, after = request.alternatives[:passed], request.alternatives[passed:]
     message = f"Asks for {after[0]} first, after it has waited for {before[-1]} for {rules.waiting_s / 60:g} min."
-    return _with_alternatives(request, (*after, *before)), [message]
+    return request.with_fields(alternatives=(*after, *before)), [message]
 
 
 _GROWTHS: dict[FailureClass, _Grow] = {
@@ -333,8 +328,3 @@ def _place(failure: Failure) -> str:
 
 def _text(alternatives: Sequence[Alternative]) -> str:
     return " or ".join(map(str, alternatives))
-
-
-def _with_alternatives(request: DeviceRequest, alternatives: tuple[Alternative, ...]) -> DeviceRequest:
-    fields = {name: getattr(request, name) for name in DeviceRequest.model_fields}
-    return DeviceRequest(**(fields | {"alternatives": alternatives}))

@@ -119,21 +119,14 @@ def with_hard_topology(request: DeviceRequest, hard: frozenset[int]) -> DeviceRe
 @lru_cache(maxsize=4096)
 def without_topology(request: DeviceRequest) -> DeviceRequest:
     """The request without its topology demands."""
-    return _with_alternatives(request, (_with_topology(alternative, None) for alternative in request.alternatives))
+    return _with_alternatives(request, (alternative.with_fields(topology=None) for alternative in request.alternatives))
 
 
 @lru_cache(maxsize=4096)
 def hard_alternative(alternative: Alternative) -> Alternative:
     """The alternative with its demand made hard."""
     assert alternative.topology is not None
-    return _with_topology(alternative, Topology(alternative.topology.level))
-
-
-def _with_topology(alternative: Alternative, topology: Topology | None) -> Alternative:
-    # a copy made by pydantic would keep the cached key of the original
-    return Alternative(
-        **{**{name: getattr(alternative, name) for name in Alternative.model_fields}, "topology": topology}
-    )
+    return alternative.with_fields(topology=Topology(alternative.topology.level))
 
 
 def _with_alternatives(request: DeviceRequest, alternatives: Iterable[Alternative]) -> DeviceRequest:

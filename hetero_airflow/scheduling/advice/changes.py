@@ -25,7 +25,6 @@ The costs only order what is tried. They are judged, not measured.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.matching.feasibility import feasibility_of
@@ -83,30 +82,24 @@ def _all_changes(
     for rank in range(request.priority.rank):
         priority = tuple(Priority)[rank]
         cost = 0.25 * (request.priority.rank - rank)
-        yield Change(_changed_request(request, priority=priority), cost, f"with the priority {priority}")
+        yield Change(request.with_fields(priority=priority), cost, f"with the priority {priority}")
     if request.patience:
-        yield Change(_changed_request(request, patience=False), 0.1, "without patience for better devices")
+        yield Change(request.with_fields(patience=False), 0.1, "without patience for better devices")
     for number, alternative in enumerate(request.alternatives):
         where = f" in alternative {number + 1}" if len(request.alternatives) > 1 else ""
         for fields, cost, description in _relaxed(alternative, devices.values()):
             changed = _changed_alternative(alternative, fields)
             if changed is not None:
                 alternatives = (*request.alternatives[:number], changed, *request.alternatives[number + 1 :])
-                yield Change(_changed_request(request, alternatives=alternatives), cost, description + where)
+                yield Change(request.with_fields(alternatives=alternatives), cost, description + where)
     if len(request.alternatives) < MAX_ALTERNATIVES:
         for added, cost, description in _added_alternatives(request.alternatives[0], devices, speeds):
-            yield Change(_changed_request(request, alternatives=(*request.alternatives, added)), cost, description)
-
-
-def _changed_request(request: DeviceRequest, **fields: Any) -> DeviceRequest:
-    """A new request; a copy would keep the cached values of the old one."""
-    unchanged = {name: getattr(request, name) for name in DeviceRequest.model_fields}
-    return DeviceRequest(**(unchanged | fields))
+            yield Change(request.with_fields(alternatives=(*request.alternatives, added)), cost, description)
 
 
 def _changed_alternative(alternative: Alternative, fields: Mapping[str, object]) -> Alternative | None:
     try:
-        return Alternative(**{**alternative.model_dump(exclude_defaults=True), **fields})
+        return alternative.with_fields(**fields)
     except RequestError:
         return None
 
@@ -206,7 +199,6 @@ def _added_alternatives(
 
 
 def _names_device(base: Alternative, device: Device) -> bool:
-    """Whether the alternative names devices like this one."""
     named = Alternative(vendor=base.vendor, kind=base.kind, model=base.model, partition=base.partition)
     alone = Worker(id=device.id, host=device.id, devices=(device,))
     return feasibility_of(named, Shapes().entry(alone).shape).is_possible
@@ -229,7 +221,6 @@ def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) ->
 
 
 def _added_description(added: Alternative, slowness: float) -> str:
-    """The description of an added alternative."""
     number = f"{added.share:g} of a" if added.share is not None else f"{added.count} ×"
     longer = "" if slowness < 1.05 else f", about {slowness:.2g} times as long"
     return f"with {number} {added.device_text} as one more choice{longer}"
