@@ -196,7 +196,7 @@ class TorchrunOperator(DeviceOperator):
         self, target: Sequence[str], count: int, lease: TaskLease | None, member: RendezvousMember | None = None
     ) -> Any:
         self.log.info("Starting %d processes of %s", count, target[-1] if self.module else target[0])
-        kills = oom_kills(os.getpid())
+        kills = oom_kills()
         environment = self._environment(lease, count)
         with RankGroup(target, count, self.max_restarts, environment, self.log, member) as group:
             self._group = group
@@ -207,7 +207,7 @@ class TorchrunOperator(DeviceOperator):
                     steps = [end.saved_step for end in stopped if end.saved_step is not None]  # rank 0 has it
                     raise Stopped(step=max(steps, default=None), cause=str(stopped[0].stopped))
                 if exit_code != 0:
-                    raise failure_of_ranks(group, exit_code, target, count, _new_oom_kills(kills))
+                    raise failure_of_ranks(group, exit_code, target, count, oom_kills(kills))
                 return _result(group.result)
             finally:
                 self._group = None
@@ -286,11 +286,6 @@ def _is_incurable(end: RankExit) -> bool:
     failure_class = classify(evidence).failure_class
     is_own_error = failure_class is FailureClass.CODE_ERROR  # a retry of the task may help, the same ranks again do not
     return is_fenced_out(evidence) or is_own_error or configured_rules(conf)[failure_class].action is Action.FAIL
-
-
-def _new_oom_kills(kills: int | None) -> int | None:
-    now = oom_kills(os.getpid())
-    return None if now is None or kills is None else now - kills
 
 
 def _result(path: Path) -> Any:

@@ -6,7 +6,7 @@ finished request, or the arguments of `DeviceRequest.parse` if one of them is a 
 workload's ``context_carrier``, a field that every engine passes on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from pydantic import ValidationError
@@ -80,11 +80,16 @@ def unpack_gang(executor_config: Mapping[str, Any] | None) -> GangSize:
 
 def is_template(value: object) -> bool:
     """Whether a value contains a Jinja expression."""
+    return any("{{" in text or "{%" in text for text in texts_in(value))
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """The texts in a value of an argument, in its order."""
     if isinstance(value, str):
-        return "{{" in value or "{%" in value
-    if isinstance(value, Mapping):
-        return any(map(is_template, value.values()))
-    return isinstance(value, (list, tuple, set, frozenset)) and any(map(is_template, value))
+        yield value
+    elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(item)
 
 
 def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Renders device arguments that are Jinja templates. Without limits on time and memory; see `render_process`."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError, nodes
 from jinja2.sandbox import SandboxedEnvironment
 
+from hetero_airflow.contract.envelope import texts_in
 from hetero_airflow.errors import RequestError, shorten
 from hetero_airflow.model.request import DeviceRequest
 
@@ -27,21 +28,10 @@ def check_templates(arguments: Mapping[str, Any]) -> None:
     :raises RequestError: a template has a mistake, or uses a filter that Jinja does not have
     """
     for name, value in arguments.items():
-        for text in _texts(value):
+        for text in texts_in(value):
             if problem := _problem(text):
                 remedy = 'Correct the template, such as "{{ params.device }}"'
                 raise RequestError(name, text, found=f"a template with a mistake: {problem}", remedy=remedy)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from _texts(item)
 
 
 @lru_cache(maxsize=1024)

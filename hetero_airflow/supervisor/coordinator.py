@@ -112,7 +112,7 @@ class DeviceSupervisor(ActivitySubprocess):
     def attach_lease(self, lease: TaskLease, folder: Path, run: RunProcesses) -> None:
         """Monitor the task of a lease, and keep the record of its processes, from the next heartbeat on."""
         self._lease, self._run = lease, run
-        self._oom_kills = oom_kills(os.getpid())
+        self._oom_kills = oom_kills()
         self._monitor = TaskMonitor(
             lease.id,
             folder,
@@ -277,11 +277,9 @@ class DeviceSupervisor(ActivitySubprocess):
         )
 
     def _evidence(self) -> Evidence:
-        kills = oom_kills(os.getpid())
-        is_counted = kills is not None and self._oom_kills is not None
         return Evidence(
             exit_code=self._exit_code,
-            oom_kills=kills - self._oom_kills if is_counted else None,  # type: ignore[operator]
+            oom_kills=oom_kills(self._oom_kills),
             notice=self._monitor.notice,
             hung_s=self._monitor.hung_s,
         )

@@ -15,14 +15,13 @@ from hetero_airflow.model.worker import Worker
 
 _PREFIX = "hetero-lease-"
 _MAX_NAME = 200
-_ROOT = Path("/sys/fs/cgroup")
 
 
-def current_group(root: Path = Path("/")) -> Path | None:
+def current_group() -> Path | None:
     """The folder of this process's group of version 2; None if no such hierarchy is mounted here."""
     try:
-        mount = _mount_of_groups(root)
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        mount = _mount_of_groups()
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     path = next((line[3:] for line in groups if line.startswith("0::/")), None)
@@ -30,13 +29,13 @@ def current_group(root: Path = Path("/")) -> Path | None:
         return None
     top, mount_point = mount
     inside = os.path.relpath(path, top)
-    return None if inside.startswith("..") else root / mount_point[1:] / inside
+    return None if inside.startswith("..") else Path(mount_point) / inside
 
 
 @cache
-def _mount_of_groups(root: Path) -> tuple[str, str] | None:
+def _mount_of_groups() -> tuple[str, str] | None:
     """The group at the top of the mounted hierarchy, and the mount point. A host has many mounts, so read them once."""
-    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
         if rest.startswith("cgroup2 "):
             top, mount_point = fields.split()[3:5]
@@ -109,15 +108,19 @@ def remove_group(group: Path) -> None:
         group.rmdir()
 
 
-def oom_kills(pid: int) -> int | None:
-    """How many processes in the cgroup of a process the kernel has killed because memory ran out; None if unknown.
+def oom_kills(before: int | None = 0) -> int | None:
+    """How many processes in the cgroup of this process the kernel has killed because memory ran out; None if unknown.
 
     Read from ``memory.events`` of cgroup v2, which has lines such as ``oom_kill 3``.
+
+    :param before: what an earlier call returned; those are not counted
     """
-    with suppress(OSError, ValueError, IndexError):
-        cgroup = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
-        for line in (_ROOT / cgroup / "memory.events").read_text().splitlines():
+    group = current_group()
+    if group is None or before is None:
+        return None
+    with suppress(OSError, ValueError):
+        for line in (group / "memory.events").read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
-                return int(count)
+                return int(count) - before
     return None

@@ -17,7 +17,7 @@ from typing import Any
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.kubernetes.clients import THREAD_CALL_LIMIT_S, close, limited_client, probe
+from hetero_airflow.engines.kubernetes.clients import THREAD_CALL_LIMIT_S, close, one_try_client, probe
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.errors import shorten
 
@@ -188,7 +188,7 @@ class ClusterCalls:
         """What the cluster answers, or the exception."""
         try:
             if self._api is None:
-                self._api = limited_client(self._connect(), THREAD_CALL_LIMIT_S)
+                self._api = one_try_client(self._connect(), THREAD_CALL_LIMIT_S)
         except Exception as error:  # noqa: BLE001  files, credential plugins and TLS raise many types
             return ConnectionError(f"no client can be made: {error}")
         try:

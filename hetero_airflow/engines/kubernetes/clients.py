@@ -71,13 +71,8 @@ def probe(client: CoreV1Api) -> None:
     VersionApi(client.api_client).get_code(_preload_content=False, _request_timeout=CALL_LIMIT_S)
 
 
-def one_try_client(client: CoreV1Api) -> CoreV1Api:
-    """The client without further tries."""
-    return CoreV1Api(OneTryClient(client.api_client.configuration))
-
-
-def limited_client(client: CoreV1Api, limit_s: tuple[float, float] = CALL_LIMIT_S) -> CoreV1Api:
-    """The client without further tries, and with a time limit for each call."""
+def one_try_client(client: CoreV1Api, limit_s: tuple[float, float] | None = None) -> CoreV1Api:
+    """The client without further tries, and with a time limit for each call if one is given."""
     return CoreV1Api(OneTryClient(client.api_client.configuration, limit_s))
 
 

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -14,9 +13,8 @@ class Outage:
     :param cluster: for log lines, such as ``the cluster eu``
     """
 
-    def __init__(self, cluster: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        self._now = now
         self._lock = threading.Lock()
         self._failed: set[str] = set()
         """The parts of the work with the cluster that get no answer."""
@@ -28,7 +26,7 @@ class Outage:
             is_first = not self._failed
             self._failed.add(part)
             if is_first:
-                self._since = self._now()
+                self._since = time.monotonic()
         if is_first:
             log.warning(
                 "%s does not answer (%s: %s). Its tasks wait, and running ones go on.",
@@ -41,4 +39,4 @@ class Outage:
             is_last = self._failed == {part}
             self._failed.discard(part)
         if is_last:
-            log.warning("%s answers again, after %.0f s.", self._cluster.capitalize(), self._now() - self._since)
+            log.warning("%s answers again, after %.0f s.", self._cluster.capitalize(), time.monotonic() - self._since)

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from hetero_airflow.engines.kubernetes.calls import error_text, next_delay_s
@@ -13,8 +12,7 @@ log = logging.getLogger(__name__)
 class PausedJobs:
     """Only the scheduler's loop may use it."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._jobs: list[tuple[float, Any]] = []
         """When a job of KubernetesExecutor is due, and the job."""
         self._delays_s: dict[Any, float] = {}
@@ -26,11 +24,11 @@ class PausedJobs:
             log.warning("The pod of %s can't be made now (%s). It is tried again.", job.key, error_text(answer))
         delay_s = next_delay_s(answer, self._delays_s.get(job.key, 0.0))
         self._delays_s[job.key] = delay_s
-        self._jobs.append((self._now() + delay_s, job))
+        self._jobs.append((time.monotonic() + delay_s, job))
 
     def take_due(self) -> list[Any]:
         """Remove and return the jobs whose pauses are over."""
-        now = self._now()
+        now = time.monotonic()
         due = [job for due_at, job in self._jobs if due_at <= now]
         self._jobs = [(due_at, job) for due_at, job in self._jobs if due_at > now]
         return due

@@ -6,7 +6,7 @@ from typing import Any
 from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Preconditions  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls
-from hetero_airflow.engines.kubernetes.clients import limited_client
+from hetero_airflow.engines.kubernetes.clients import CALL_LIMIT_S, one_try_client
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
 
 DELETE_AGAIN_AFTER_S = 30.0
@@ -29,7 +29,7 @@ class QueuedApi:
         :raises ConnectionError: they can't be read
         """
         try:
-            self.api_client = limited_client(self._connect()).api_client
+            self.api_client = one_try_client(self._connect(), CALL_LIMIT_S).api_client
         except Exception as error:  # files, credential plugins and TLS raise many types
             raise ConnectionError(f"no client can be made: {error}") from error
 

@@ -186,7 +186,7 @@ class TaskInstances:
         _update(ids, TaskInstanceState.QUEUED, state=state, start_date=now, end_date=now, duration=0.0)
 
     def trace_carrier(self, id: str) -> Mapping[str, Any] | None:
-        """The ids of Airflow's span of a try, present or past; see `LeaseSpans`."""
+        """The `context_carrier` of a try, present or past; None if Airflow does not know it. See `LeaseSpans`."""
         present = select(TaskInstance.context_carrier).where(TaskInstance.id == UUID(id))
         past = select(TaskInstanceHistory.context_carrier).where(TaskInstanceHistory.task_instance_id == UUID(id))
         rows = _read(present) or _read(past)

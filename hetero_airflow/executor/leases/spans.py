@@ -6,7 +6,7 @@ span when the try ends. So any process that Airflow has configured for traces ca
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from airflow.configuration import conf
 from opentelemetry import trace
@@ -15,17 +15,11 @@ from opentelemetry.trace import Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from hetero_airflow.contract.task_lease import TaskLease
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import RunEnd
 
 _FAILURES = (RunEnd.FAILED, RunEnd.LOST)
-
-
-class TraceCarriers(Protocol):
-    """Reads the ids of Airflow's spans."""
-
-    def trace_carrier(self, id: str) -> Mapping[str, Any] | None:
-        """The `context_carrier` of a try, given the id of its task instance; None if Airflow does not know the try."""
 
 
 def airflow_tracer() -> Tracer | None:
@@ -36,8 +30,8 @@ def airflow_tracer() -> Tracer | None:
 class LeaseSpans:
     """Emits ``hetero.wait`` and ``hetero.lease``. Without a tracer, it does nothing and reads nothing."""
 
-    def __init__(self, carriers: TraceCarriers, tracer: Tracer | None) -> None:
-        self._carriers = carriers
+    def __init__(self, tasks: TaskInstances, tracer: Tracer | None) -> None:
+        self._tasks = tasks
         self.tracer = tracer
 
     def end_wait(self, ti: Any, lease: TaskLease, since: datetime, until: datetime) -> None:
@@ -57,7 +51,7 @@ class LeaseSpans:
             return
         devices = tuple(claim.device_id for claim in lease.claims)
         held = {"hetero.worker": lease.worker_id, "hetero.devices": devices, "hetero.outcome": end or "unknown"}
-        carrier = self._carriers.trace_carrier(lease.request_id)
+        carrier = self._tasks.trace_carrier(lease.request_id)
         status = Status(StatusCode.ERROR if end in _FAILURES else StatusCode.UNSET)
         self._emit("hetero.lease", carrier, _task_attributes(key) | held, (lease.granted_at, until), status)
 
