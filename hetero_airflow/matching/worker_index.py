@@ -57,6 +57,8 @@ class WorkerIndex:
     def __init__(self, matcher: Matcher, snapshot: Snapshot) -> None:
         self.matcher = matcher
         self.entries: list[WorkerEntry] = []
+        self.numbers: dict[str, int] = {}
+        """Worker id → number of its entry."""
         self.states: list[OccupancyState] = []
         self.groups: dict[OccupancyState, WorkerGroup] = {}
         self._workers: tuple[Worker, ...] = ()
@@ -113,6 +115,7 @@ class WorkerIndex:
     def _set_entries(self, entries: list[WorkerEntry]) -> None:
         """Set the workers, and forget what depends on their shapes."""
         self.entries = entries
+        self.numbers = {entry.worker.id: number for number, entry in enumerate(entries)}
         self._online = frozenset(entry.shape for entry in entries if entry.worker.state is not WorkerState.LOST)
         self._servable.clear()
         self._reserved.clear()

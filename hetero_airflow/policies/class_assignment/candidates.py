@@ -138,7 +138,6 @@ class _ProblemBuilder:
         self._snapshot = snapshot
         self._index = index
         self._now = now
-        self._numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         self._classes = cache(_shape_classes)
         self._devices: dict[str, Device] = {}
         """Class → a device of it."""
@@ -179,7 +178,7 @@ class _ProblemBuilder:
     def _add_running(self, problem: AssignmentProblem) -> None:
         """Add the running requests. Their devices, and those of ended tasks, add to the capacities."""
         for lease in self._snapshot.leases:
-            holder, number = self._snapshot.holders.get(lease.request_id), self._numbers.get(lease.worker_id)
+            holder, number = self._snapshot.holders.get(lease.request_id), self._index.numbers.get(lease.worker_id)
             name = None if number is None else self._leased_class(lease, number)
             if name is None or number is None or lease.state is LeaseState.EXPIRED:
                 continue

@@ -29,10 +29,9 @@ class FreeTimes:
             for name, workers in problem.free.items()
         }
         """Class → worker → when each of its devices is free, ascending."""
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
-        ends = run_ends(snapshot, index.entries, numbers, now)
+        ends = run_ends(snapshot, index, now)
         for lease in snapshot.leases:
-            number, end = numbers.get(lease.worker_id), ends.get(lease.id)
+            number, end = index.numbers.get(lease.worker_id), ends.get(lease.id)
             if number is None or index.states[number].is_lost or (end is None and lease.state is LeaseState.EXPIRED):
                 continue
             entry = index.entries[number]

@@ -45,11 +45,10 @@ def plan_changes(
 
     :param displaced: fixed requests that are to give way to higher classes
     """
-    numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
     running = [candidate for candidate in problem.candidates if candidate.lease is not None]
     leaving = [candidate for candidate in running if classes[candidate.pending.id] != candidate.current]
     staying = [candidate for candidate in running if classes[candidate.pending.id] == candidate.current]
-    free = _FreeDevices(problem, numbers, (*leaving, *displaced), staying)
+    free = _FreeDevices(problem, index.numbers, (*leaving, *displaced), staying)
     age = {candidate.pending.id: rank for rank, candidate in enumerate(problem.candidates)}
 
     def entry(candidate: Candidate) -> tuple[int, int, float, int, Candidate]:

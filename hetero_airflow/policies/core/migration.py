@@ -111,12 +111,11 @@ class MigrationPlan:
         self._index = index
         self._snapshot = snapshot
         self._now = now
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         self._ending: defaultdict[int, list[Lease]] = defaultdict(list)
         """Worker → its leases that were taken back before."""
         for lease in snapshot.leases:
-            if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
-                self._ending[numbers[lease.worker_id]].append(lease)
+            if lease.state is LeaseState.PREEMPTED and lease.worker_id in index.numbers:
+                self._ending[index.numbers[lease.worker_id]].append(lease)
         self._by_class = LeastLossPreemption(policy, CLASS_RULES, index, snapshot, now)
         self._may_migrate = not self._ending
         self._do_others_wait = False

@@ -221,25 +221,23 @@ def class_rank_of(progress: RequestProgress, estimates: Estimates) -> Rank:
 
 def victim_units(rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> list[VictimUnit]:
     """What the rules allow to take back, now or later, the least dispensable first."""
-    numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
     together: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in snapshot.leases:
         holder = snapshot.holders.get(lease.request_id)
         if holder is not None:
             together[f"gang {holder.gang}" if holder.gang else f"request {holder.id}"].append(lease)
     units = (
-        _victim_unit(rules, index.entries, snapshot, numbers, name, leases, now)
+        _victim_unit(rules, index, snapshot, name, leases, now)
         for name, leases in together.items()
-        if all(lease.state in _PREEMPTIBLE_STATES and lease.worker_id in numbers for lease in leases)
+        if all(lease.state in _PREEMPTIBLE_STATES and lease.worker_id in index.numbers for lease in leases)
     )
     return sorted((unit for unit in units if unit is not None), key=lambda unit: unit.victim_order)
 
 
 def _victim_unit(
     rules: PreemptionRules,
-    entries: Sequence[WorkerEntry],
+    index: WorkerIndex,
     snapshot: Snapshot,
-    numbers: Mapping[str, int],
     id: str,
     leases: list[Lease],
     now: datetime,
@@ -247,7 +245,7 @@ def _victim_unit(
     # the members of a gang run the same code, and in one training only the first rank saves
     if not rules.is_priority_class and all(map(snapshot.is_protected, leases)):
         return None
-    sizes = [_leased_devices(entries[numbers[lease.worker_id]], lease) for lease in leases]
+    sizes = [_leased_devices(index.entries[index.numbers[lease.worker_id]], lease) for lease in leases]
     if any(class_name is None for class_name, _ in sizes):
         return None
     devices = sum(amount for _, amount in sizes)
@@ -265,7 +263,7 @@ def _victim_unit(
     loss = devices * (max(0.0, (now - saved_at).total_seconds()) + restart_s)
     min_run_s = snapshot.min_run_s if rules.min_run_s is None else rules.min_run_s
     protected_s = min_run_s + (restart_s if min_run_s and any(holder.attained_service_s for holder in holders) else 0.0)
-    workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
+    workers = tuple(sorted({index.numbers[lease.worker_id] for lease in leases}))
     protected_until = granted_at + timedelta(seconds=protected_s)
     return VictimUnit(id, tuple(leases), workers, min(known_ranks), devices, loss, protected_until)
 

@@ -182,15 +182,14 @@ class LeastLossPreemption:
         self._trial: _Trial | None = None
         self.until: datetime | None = None
         """When more may be preempted although nothing but the time has changed."""
-        self._numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         for lease in snapshot.leases:
-            if lease.state is LeaseState.PREEMPTED and lease.worker_id in self._numbers:
-                number = self._numbers[lease.worker_id]
+            if lease.state is LeaseState.PREEMPTED and lease.worker_id in index.numbers:
+                number = self._index.numbers[lease.worker_id]
                 capacity = self._capacity(number)
                 capacity.free(capacity.claimed_amounts(lease.claims))
                 self._ending.setdefault(number, []).append(lease.request_id)
         for offer in offers:
-            self._offers_on[self._numbers[offer.lease.worker_id]].append(offer)
+            self._offers_on[self._index.numbers[offer.lease.worker_id]].append(offer)
 
     def preemptions(self) -> list[Preempt]:
         """The leases to take back, in the order in which that was decided."""
@@ -298,7 +297,7 @@ class LeastLossPreemption:
         turn = pending.request.priority.rank, pending.id not in self._takers
         while self._open_offers and (self._open_offers[0].class_rank, False) < turn:
             offer = self._open_offers.popleft()
-            number = self._numbers[offer.lease.worker_id]
+            number = self._index.numbers[offer.lease.worker_id]
             if offer.beneficiary is None:
                 self._offers_on[number].remove(offer)
                 self._ending[number].remove(offer.lease.request_id)

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from hetero_airflow.matching.shapes import WorkerEntry
+from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -55,21 +56,16 @@ def durations_s(estimates: Estimates, pending: PendingRequest, device_class: str
     return max(work.middle - done, 0.0) / speed + restart_s, max(work.high - done, 0.0) / speed + restart_s
 
 
-def run_ends(
-    snapshot: Snapshot, entries: list[WorkerEntry], numbers: Mapping[str, int], now: datetime
-) -> Mapping[str, ExpectedEnd]:
-    """Lease id → when its run ends, together for a gang. A lease that has ended, or that is about to, is absent.
-
-    :param numbers: worker id → number of its entry
-    """
+def run_ends(snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Mapping[str, ExpectedEnd]:
+    """Lease id → when its run ends, together for a gang. A lease that has ended, or that is about to, is absent."""
     forecast = _EndForecast(snapshot.estimates, now)
     ends: dict[str, ExpectedEnd] = {}
     gangs: defaultdict[str, list[str]] = defaultdict(list)
     for lease in snapshot.leases:
-        holder, number = snapshot.holders.get(lease.request_id), numbers.get(lease.worker_id)
+        holder, number = snapshot.holders.get(lease.request_id), index.numbers.get(lease.worker_id)
         if holder is None or number is None or lease.state in (LeaseState.EXPIRED, LeaseState.PREEMPTED):
             continue
-        ends[lease.id] = forecast.end(lease, holder, _leased_class(lease, entries[number]))
+        ends[lease.id] = forecast.end(lease, holder, _leased_class(lease, index.entries[number]))
         if holder.gang:
             gangs[holder.gang].append(lease.id)
     for members in gangs.values():

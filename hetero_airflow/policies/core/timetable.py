@@ -51,14 +51,13 @@ class Timetable:
         self._ends: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
         """Worker → (time, what becomes free then), by time; infinite for later requests whose end is unknown."""
         self._durations: dict[object, float] = {}
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         usual_s = usual_run_s(snapshot.estimates)
         unknown: defaultdict[int, list[tuple[float, ClaimedAmounts]]] = defaultdict(list)
-        ends = run_ends(snapshot, index.entries, numbers, now)
+        ends = run_ends(snapshot, index, now)
         for lease in snapshot.leases:
             end = ends.get(lease.id)
             if end is not None:
-                number = numbers[lease.worker_id]
+                number = index.numbers[lease.worker_id]
                 runs = self._ends[number] if end.is_known else unknown[number]
                 runs.append((end.high_s, FutureCapacity(index, number).claimed_amounts(lease.claims)))
         for pending, number, alternative, fit in placed:
