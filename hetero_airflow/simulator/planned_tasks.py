@@ -10,15 +10,10 @@ from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.plan import Place, Reason
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.validation import ValidatedPolicy
 from hetero_airflow.simulator.options import START
-from hetero_airflow.simulator.simulated_engine import SimulatedEngine
-from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
-
-_LEASE_S = 60.0
-"""Any value: only one cycle runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +179,8 @@ def placeable_gang(snapshot: Snapshot, members: Sequence[PendingRequest], least:
 
 
 def _why_not_placed(snapshot: Snapshot, members: Sequence[PendingRequest], policy: Policy) -> Reason | None:
-    """Why a cycle would not place a gang on the idle workers; None if it would."""
-    store = MemoryStore()
-    store.record([*map(WorkerSeen, snapshot.workers), *map(RequestSubmitted, members)], START)
-    cycle = Cycle(
-        store,
-        policy,
-        SimulatedEngine(),
-        _LEASE_S,
-        policy_context=lambda idle: replace(idle, estimates=snapshot.estimates),
-    )
-    decisions = cycle.run(START).plan.decisions
+    """Why the policy would not place a gang on the idle workers; None if it would."""
+    workers = tuple(worker.model_copy(update={"state": WorkerState.ONLINE}) for worker in snapshot.workers)
+    idle = Snapshot(1, workers, pending=tuple(members), estimates=snapshot.estimates)
+    decisions = ValidatedPolicy(policy).decide(idle, START).decisions
     return next((decision.reason for decision in decisions if not isinstance(decision, Place)), None)

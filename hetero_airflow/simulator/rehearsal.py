@@ -67,7 +67,6 @@ def rehearse(
     starts_in_s: float = 0.0,
     assumed_s: float = 600.0,
     deadline_s: float | None = None,
-    options: Options | None = None,
 ) -> Rehearsal:
     """What the tasks do if their DAG run starts this many seconds after the snapshot.
 
@@ -83,7 +82,6 @@ def rehearse(
             [(task, _job(task, snapshot.estimates, case, starts_in_s, assumed_s)) for task in runnable],
             initial_jobs(snapshot, now, case, assumed_s),
             policy,
-            options or Options(),
         )
         for case in EstimateCase
     ]
@@ -102,7 +100,6 @@ def _simulate(
     planned: Sequence[tuple[PlannedTask, Job]],
     initial: Sequence[InitialJob],
     policy: Policy,
-    options: Options,
 ) -> dict[str, JobRecord]:
     """Task instance → how its job went."""
     initial_ids = {initial_job.job.id for initial_job in initial}
@@ -117,7 +114,7 @@ def _simulate(
         snapshot.workers,
         policy,
         "rehearsal",
-        replace(options, measured=(len(initial), len(initial) + len(jobs))),
+        Options(measured=(len(initial), len(initial) + len(jobs))),
         initial_jobs=initial,
         estimates=replace(snapshot.estimates, edges={**snapshot.estimates.edges, **edges}),
     )

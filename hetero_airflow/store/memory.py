@@ -117,15 +117,11 @@ class MemoryStore:
         return self._builder.pending.drop(event.request_id)
 
     def _save(self, event: CheckpointSaved, now: datetime) -> bool:
-        lease = self._held(event.lease_id, event.token)
-        if lease is not None:
-            self._change(lease, saved_at=now)
-        return lease is not None
-
-    def _held(self, lease_id: str, token: int) -> Lease | None:
-        """The live lease, if it has this token."""
-        lease = self._builder.leases.get(lease_id)
-        return None if lease is None or lease.token != token else lease
+        lease = self._builder.leases.get(event.lease_id)
+        if lease is None or lease.token != event.token:
+            return False
+        self._change(lease, saved_at=now)
+        return True
 
     def _change(self, lease: Lease, **fields: object) -> Lease:
         changed = lease.model_copy(update=fields)

@@ -78,13 +78,6 @@ class SnapshotBuilder:
         if ordered != self._holds.get(worker.id, ()):
             self._holds.put(worker.id, ordered)
 
-    def _drop_worker(self, worker_id: str) -> None:
-        """Remove a worker that holds no lease, with the holds on it."""
-        self._workers.drop(worker_id)
-        self._contested.drop_worker(worker_id)
-        self._usage.drop(worker_id)
-        self._holds.drop(worker_id)
-
     def put_usage(self, worker_id: str, usage: Mapping[str, DeviceUsage], *, replace: bool = False) -> None:
         """Set the usage of some of a worker's devices, or with `replace` of all of them."""
         merged = {} if replace else dict(self._usage.get(worker_id, {}))
@@ -115,7 +108,10 @@ class SnapshotBuilder:
     ) -> None:
         """Remove everything except what has these ids, after the rest was deleted."""
         for worker_id in self._workers.keys() - workers:
-            self._drop_worker(worker_id)
+            self._workers.drop(worker_id)
+            self._contested.drop_worker(worker_id)
+            self._usage.drop(worker_id)
+            self._holds.drop(worker_id)
         self.pending.keep_only(requests)
         self.holders.keep_only(requests)
         self.leases.keep_only(leases)
