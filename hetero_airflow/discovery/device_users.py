@@ -13,15 +13,9 @@ from typing import NamedTuple
 
 from hetero_airflow.model.device import LEFT_OUT_KEY, NODE_KEY, UNCOVERED_KEY, Device
 from hetero_airflow.model.worker import DeviceUser, Inventory, Worker
-from hetero_airflow.registry import load
 
 _OURS = b"hetero_airflow.discovery"
 """In the command of the probes, the watch for XIDs and the burn-in."""
-
-
-_LIBRARIES = {"nvidia": "hetero_airflow.discovery.nvidia:lease_users"}
-"""Vendor → function that asks its library which processes use some devices: ids → {id: pids}, or None. `amd` says why
-AMD's has no row."""
 
 
 class NodeUsers(NamedTuple):
@@ -117,7 +111,8 @@ def current_users(inventory: Inventory) -> list[DeviceUser]:
     """
     devices = [device for device in inventory.worker.devices if can_have_users(device)]
     nodes = {device.id: str(device.details[NODE_KEY]) for device in devices if device.details.get(NODE_KEY)}
-    opened, vendor_pids = node_users(nodes), _vendor_pids(devices)
+    ids = [device.id for device in devices if device.vendor == "nvidia"]
+    opened, vendor_pids = node_users(nodes), (_vendor_pids("nvidia", ids) or {}) if ids else {}
     reported = vendor_pids.keys() | (nodes.keys() if opened.is_complete else set())
     before = [user for user in inventory.users if user.device_id not in reported and _may_run(user)]
     now = list(_named(_without_left_out(join_users(vendor_pids, opened.pids), devices)))
@@ -131,13 +126,13 @@ def _without_left_out(pids: Mapping[str, set[int]], devices: list[Device]) -> di
     return {id_: users for id_, users in pids.items() if id_ not in ids}
 
 
-def _vendor_pids(devices: list[Device]) -> dict[str, Collection[int]]:
-    """Device id → pids, of the devices of which a vendor's library tells."""
-    pids_by_device: dict[str, Collection[int]] = {}
-    for vendor in {device.vendor for device in devices} & _LIBRARIES.keys():
-        ids = [device.id for device in devices if device.vendor == vendor]
-        pids_by_device.update(load("", _LIBRARIES, vendor)(ids) or {})
-    return pids_by_device
+def _vendor_pids(vendor: str, ids: Collection[str]) -> Mapping[str, Collection[int]] | None:
+    """Device id → pids, of devices of which the vendor's library tells; `amd` says why AMD's can't. Else None."""
+    if vendor != "nvidia":
+        return None
+    from hetero_airflow.discovery import nvidia
+
+    return nvidia.lease_users(ids)
 
 
 def _may_run(user: DeviceUser) -> bool:
@@ -198,7 +193,7 @@ def lease_users(vendor: str, ids: Collection[str], nodes: Collection[str]) -> li
 
     :param nodes: the nodes of the devices
     """
-    vendor_pids = load("", _LIBRARIES, vendor)(ids) if vendor in _LIBRARIES else None
+    vendor_pids = _vendor_pids(vendor, ids)
     opened = node_users({node: node for node in nodes})
     if vendor_pids is None and not (opened.is_complete and len(nodes) == len(ids)):
         return None

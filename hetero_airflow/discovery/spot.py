@@ -83,11 +83,7 @@ class _MetadataServer:
         self._provider = provider
         self._http = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False)
 
-    def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
-        """The status and the text of an answer."""
-        return self.ask("GET", path, headers)
-
-    def ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> tuple[int, str]:
         """The status and the text of an answer.
 
         :raises NoticeUnreadable: no answer, or one that is too long or takes too long
@@ -162,15 +158,15 @@ class AwsNotices:
 
     def _get(self, path: str) -> tuple[int, str]:
         if self._token:
-            status, body = self._server.get(path, {"X-aws-ec2-metadata-token": self._token})
+            status, body = self._server.ask(path, {"X-aws-ec2-metadata-token": self._token})
             if status != httpx.codes.UNAUTHORIZED:
                 return status, body
         token_path = "/latest/api/token"  # noqa: S105  the path of a token, not a token
-        status, self._token = self._server.ask("PUT", token_path, {"X-aws-ec2-metadata-token-ttl-seconds": "21600"})
+        status, self._token = self._server.ask(token_path, {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}, "PUT")
         if status != httpx.codes.OK or not (self._token.isascii() and self._token.isprintable()):
             self._token = ""
             raise self._server.unreadable(token_path, f"HTTP {status}, no token")
-        return self._server.get(path, {"X-aws-ec2-metadata-token": self._token})
+        return self._server.ask(path, {"X-aws-ec2-metadata-token": self._token})
 
 
 class GcpNotices:
@@ -200,7 +196,7 @@ class GcpNotices:
         problem: NoticeUnreadable | None = None
         for name, notices in self._VALUES.items():
             path = f"/computeMetadata/v1/instance/{name}"
-            status, body = self._server.get(path, {"Metadata-Flavor": "Google"})
+            status, body = self._server.ask(path, {"Metadata-Flavor": "Google"})
             if status == httpx.codes.NOT_FOUND:
                 continue
             if status != httpx.codes.OK or body not in notices:
@@ -236,7 +232,7 @@ class AzureNotices:
 
     def read(self) -> str:
         """See `NoticeSource`."""
-        status, body = self._server.get(self._EVENTS, self._HEADERS)
+        status, body = self._server.ask(self._EVENTS, self._HEADERS)
         if status == httpx.codes.NOT_FOUND:
             return ""
         if status != httpx.codes.OK:
@@ -247,7 +243,7 @@ class AzureNotices:
         evictions = [event for event in events if isinstance(event, dict) and event.get("EventType") == "Preempt"]
         if not evictions:
             return ""
-        status, name = self._server.get(self._NAME, self._HEADERS)
+        status, name = self._server.ask(self._NAME, self._HEADERS)
         if status != httpx.codes.OK:
             raise self._server.unreadable(self._NAME, f"HTTP {status}")
         for event in evictions:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,34 +38,6 @@ _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 class UntestableError(Exception):
     """The device can't be tested here."""
-
-
-class ComputeBackend(Protocol):
-    """One device and a library that computes on it."""
-
-    name: str
-    precisions: tuple[str, ...]
-
-    def matrices(self, precision: str) -> tuple[Any, Any]:
-        """Two square matrices of random -1, 0 and 1, the same in each call."""
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        """Their product; waits until it is computed."""
-
-    def is_equal(self, a: Any, b: Any) -> bool:
-        """Whether two matrices are equal bit by bit."""
-
-    def to_host(self, matrix: Any) -> Any:
-        """The matrix as a numpy array of 64-bit integers."""
-
-    def allocate(self) -> list[Any]:
-        """Blocks of 64-bit words, most of the free memory together."""
-
-    def write(self, block: Any, pattern: int, offset: int) -> None:
-        """Set each word to the pattern; with pattern 0, to its number from the offset times an odd constant."""
-
-    def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """Whether each word is as `write` set it."""
 
 
 def _random_signs(size: int) -> tuple[Any, Any]:
@@ -88,34 +60,34 @@ class NumpyBackend:
         self._words = min(memory_bytes, int(psutil.virtual_memory().available * _CPU_PART)) // 8
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
-        """See `ComputeBackend.matrices`."""
+        """Two square matrices of random -1, 0 and 1, the same in each call."""
         a, b = _random_signs(self._size)
         return a.astype(precision), b.astype(precision)
 
     def multiply(self, a: Any, b: Any) -> Any:
-        """See `ComputeBackend.multiply`."""
+        """Their product; waits until it is computed."""
         return a @ b
 
     def is_equal(self, a: Any, b: Any) -> bool:
-        """See `ComputeBackend.is_equal`."""
+        """Whether two matrices are equal bit by bit."""
         return bool(np.array_equal(a, b))
 
     def to_host(self, matrix: Any) -> Any:
-        """See `ComputeBackend.to_host`."""
+        """The matrix as a numpy array of 64-bit integers."""
         return matrix.astype(np.int64)
 
     def allocate(self) -> list[Any]:
-        """See `ComputeBackend.allocate`."""
+        """Blocks of 64-bit words, most of the free memory together."""
         full, rest = divmod(self._words, self._block_words)
         sizes = [self._block_words] * full + [rest] * bool(rest)
         return [np.empty(size, np.int64) for size in sizes]
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
-        """See `ComputeBackend.write`."""
+        """Set each word to the pattern; with pattern 0, to its number from the offset times an odd constant."""
         block[:] = pattern or self._numbers(len(block), offset)
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """See `ComputeBackend.holds`."""
+        """Whether each word is as `write` set it."""
         return bool(np.all(block == (pattern or self._numbers(len(block), offset))))
 
     def _numbers(self, count: int, offset: int) -> Any:
@@ -138,27 +110,27 @@ class TorchBackend:
         self.name = f"{device} {module.get_device_name(device)}"
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
-        """See `ComputeBackend.matrices`."""
+        """See `NumpyBackend.matrices`."""
         dtype = getattr(self._torch, precision)
         a, b = (self._torch.from_numpy(matrix).to(self._device, dtype) for matrix in _random_signs(self._size))
         return a, b
 
     def multiply(self, a: Any, b: Any) -> Any:
-        """See `ComputeBackend.multiply`."""
+        """See `NumpyBackend.multiply`."""
         product = a @ b
         self._module.synchronize()
         return product
 
     def is_equal(self, a: Any, b: Any) -> bool:
-        """See `ComputeBackend.is_equal`."""
+        """See `NumpyBackend.is_equal`."""
         return bool(self._torch.equal(a, b))
 
     def to_host(self, matrix: Any) -> Any:
-        """See `ComputeBackend.to_host`."""
+        """See `NumpyBackend.to_host`."""
         return matrix.double().cpu().numpy().astype(np.int64)
 
     def allocate(self) -> list[Any]:
-        """See `ComputeBackend.allocate`. Leaves room for the comparison of one block."""
+        """See `NumpyBackend.allocate`. Leaves room for the comparison of one block."""
         self._module.empty_cache()
         free, _ = self._module.mem_get_info()
         words = int((free - 3 * 8 * self._block_words) * self._part) // 8
@@ -174,7 +146,7 @@ class TorchBackend:
         return blocks
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
-        """See `ComputeBackend.write`."""
+        """See `NumpyBackend.write`."""
         if pattern:
             block.fill_(pattern)
         else:
@@ -184,7 +156,7 @@ class TorchBackend:
         self._module.synchronize()
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """See `ComputeBackend.holds`."""
+        """See `NumpyBackend.holds`."""
         if pattern:
             return bool((block == pattern).all())
         end = offset + len(block)
@@ -192,7 +164,11 @@ class TorchBackend:
         return bool((block == wanted).all())
 
 
-def torch_backend(device: str, size: int, part: float, block_bytes: int) -> ComputeBackend:
+ComputeBackend = NumpyBackend | TorchBackend
+"""One device and a library that computes on it."""
+
+
+def torch_backend(device: str, size: int, part: float, block_bytes: int) -> TorchBackend:
     """A `TorchBackend` on ``cuda:0`` (also AMD's) or ``npu:0``.
 
     :raises UntestableError: torch is not installed, or is built without support for the device
