@@ -1,7 +1,7 @@
 """The section [hetero] of Airflow's configuration, read once when the executor starts."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -21,83 +21,6 @@ from hetero_airflow.registry import load, names
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_duration_s
 from hetero_airflow.validation import did_you_mean
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The parsed options of `hetero_airflow.settings.OPTIONS`."""
-
-    policy: str
-    pool: str
-    queue: str
-    lease_timeout_s: float
-    discovery_interval_s: float
-    probe_timeout_s: float
-    worker_timeout_s: float
-    forget_workers_after_s: float
-    history_days: float
-    grace_s: float
-    min_run_s: float
-    labels: dict[str, str]
-    worker_id: str
-    shares: TeamShares = NO_TEAM_SHARES
-    rules: Rules = DEFAULTS
-    site_links: Mapping[str, float] = field(default_factory=dict)
-    allowed_processes: frozenset[str] = frozenset()
-    exclude_devices: str = ""
-    spot_notices: str = ""
-    preempt_within_class: bool = True
-    patience: bool = True
-    wait_for_hardware_s: float = 0.0
-    hang_timeout_s: float = 900.0
-    """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
-
-
-def read_configuration() -> Configuration:
-    """Read all options.
-
-    :raises SettingsError: an option can't be read
-    """
-    return Configuration(worker_id=host_name(), **{name: read() for name, read in _readers().items()})
-
-
-def option_errors() -> Iterator[SettingsError]:
-    """An error for each option that can't be read, and for an engine that can't be loaded."""
-    for read in (configured_engine, metrics_token, configured_prices, _preload, *_readers().values()):
-        try:
-            read()
-        except SettingsError as error:
-            yield error
-        except RegistryError as error:
-            yield SettingsError(error.asked, found=error.found, remedy=error.remedy)
-
-
-def _readers() -> dict[str, Callable[[], Any]]:
-    """Field of `Configuration` → what reads it."""
-    return {
-        "policy": _policy,
-        "pool": partial(_text, "pool"),
-        "queue": partial(_text, "queue"),
-        "lease_timeout_s": partial(_positive, "lease_timeout_s"),
-        "discovery_interval_s": partial(_positive, "discovery_interval_s"),
-        "probe_timeout_s": partial(_positive, "probe_timeout_s"),
-        "worker_timeout_s": partial(_positive, "worker_timeout_s"),
-        "forget_workers_after_s": partial(_duration_s, "forget_workers_after", least_s=60.0),
-        "history_days": partial(_positive, "history_days"),
-        "grace_s": partial(_positive, "grace_s"),
-        "min_run_s": partial(_positive, "min_run_s"),
-        "preempt_within_class": partial(_yes_or_no, "preempt_within_class"),
-        "patience": partial(_yes_or_no, "patience"),
-        "labels": lambda: parse_labels(_text("labels"), f"[{SECTION}] labels"),
-        "rules": lambda: parse_rules(_text("recovery_rules")),
-        "shares": configured_shares,
-        "allowed_processes": lambda: parse_processes(_text("allowed_device_processes")),
-        "exclude_devices": partial(_text, "exclude_devices"),
-        "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
-        "spot_notices": _spot_notices,
-        "wait_for_hardware_s": partial(_duration_or_zero_s, "wait_for_hardware"),
-        "hang_timeout_s": partial(_positive, "hang_timeout_s"),
-    }
 
 
 def _text(name: str) -> str:
@@ -164,7 +87,7 @@ def _yes_or_no(name: str) -> bool:
     return value
 
 
-def _duration_s(name: str, *, least_s: float) -> float:
+def _duration_s(name: str, least_s: float) -> float:
     """Seconds from a text such as 12h.
 
     :raises SettingsError: the text is no duration, or is too short
@@ -181,10 +104,6 @@ def _duration_s(name: str, *, least_s: float) -> float:
     return duration_s
 
 
-def _duration_or_zero_s(name: str) -> float:
-    return 0.0 if _text(name) == "0" else _duration_s(name, least_s=1.0)
-
-
 def configured_engine() -> Any:
     """The class of the engine that ``[hetero] engine`` names.
 
@@ -195,6 +114,69 @@ def configured_engine() -> Any:
         remedy = f"{did_you_mean(name, engine_names)}Use one of {', '.join(engine_names)}"
         raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=remedy)
     return load(engines.GROUP, engines.ENGINES, name)
+
+
+def _read_by(read: Callable[..., Any], *arguments: object) -> dict[str, Any]:
+    """The metadata of a field that this function reads from its option."""
+    return {"read": partial(read, *arguments)}
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The parsed options of `hetero_airflow.settings.OPTIONS`."""
+
+    policy: str = field(metadata=_read_by(_policy))
+    pool: str = field(metadata=_read_by(_text, "pool"))
+    queue: str = field(metadata=_read_by(_text, "queue"))
+    lease_timeout_s: float = field(metadata=_read_by(_positive, "lease_timeout_s"))
+    discovery_interval_s: float = field(metadata=_read_by(_positive, "discovery_interval_s"))
+    probe_timeout_s: float = field(metadata=_read_by(_positive, "probe_timeout_s"))
+    worker_timeout_s: float = field(metadata=_read_by(_positive, "worker_timeout_s"))
+    forget_workers_after_s: float = field(metadata=_read_by(_duration_s, "forget_workers_after", 60.0))
+    history_days: float = field(metadata=_read_by(_positive, "history_days"))
+    grace_s: float = field(metadata=_read_by(_positive, "grace_s"))
+    min_run_s: float = field(metadata=_read_by(_positive, "min_run_s"))
+    labels: dict[str, str] = field(metadata=_read_by(lambda: parse_labels(_text("labels"), f"[{SECTION}] labels")))
+    worker_id: str = field(metadata=_read_by(host_name))
+    shares: TeamShares = field(default=NO_TEAM_SHARES, metadata=_read_by(configured_shares))
+    rules: Rules = field(default=DEFAULTS, metadata=_read_by(lambda: parse_rules(_text("recovery_rules"))))
+    site_links: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=_read_by(lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links")),
+    )
+    allowed_processes: frozenset[str] = field(
+        default=frozenset(), metadata=_read_by(lambda: parse_processes(_text("allowed_device_processes")))
+    )
+    exclude_devices: str = field(default="", metadata=_read_by(_text, "exclude_devices"))
+    spot_notices: str = field(default="", metadata=_read_by(_spot_notices))
+    preempt_within_class: bool = field(default=True, metadata=_read_by(_yes_or_no, "preempt_within_class"))
+    patience: bool = field(default=True, metadata=_read_by(_yes_or_no, "patience"))
+    wait_for_hardware_s: float = field(
+        default=0.0,
+        metadata=_read_by(lambda: 0.0 if _text("wait_for_hardware") == "0" else _duration_s("wait_for_hardware", 1.0)),
+    )
+    hang_timeout_s: float = field(default=900.0, metadata=_read_by(_positive, "hang_timeout_s"))
+    """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
+
+
+def read_configuration() -> Configuration:
+    """Read all options.
+
+    :raises SettingsError: an option can't be read
+    """
+    return Configuration(**{option.name: option.metadata["read"]() for option in fields(Configuration)})
+
+
+def option_errors() -> Iterator[SettingsError]:
+    """An error for each option that can't be read, and for an engine that can't be loaded."""
+    readers = (option.metadata["read"] for option in fields(Configuration))
+    for read in (configured_engine, metrics_token, configured_prices, _preload, *readers):
+        try:
+            read()
+        except SettingsError as error:
+            yield error
+        except RegistryError as error:
+            yield SettingsError(error.asked, found=error.found, remedy=error.remedy)
 
 
 class EngineTrait:
