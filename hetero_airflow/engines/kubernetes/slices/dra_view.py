@@ -4,7 +4,6 @@ A cluster without dynamic resource allocation, or with a version before 1.34, is
 happens.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,8 +23,6 @@ _ASK_AGAIN_S = 300.0
 """A cluster without claims may be upgraded."""
 
 _RETRY_S = 2.0
-
-log = logging.getLogger(__name__)
 
 
 class DraView:
