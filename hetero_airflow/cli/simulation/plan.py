@@ -3,11 +3,11 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 from sqlalchemy import Engine
@@ -23,7 +23,6 @@ from hetero_airflow.model.estimates import Interval
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.planned_tasks import PlannedTask
 from hetero_airflow.simulator.rehearsal import Rehearsal, RehearsedTask, rehearse
 from hetero_airflow.simulator.simulation import NEVER_S
 from hetero_airflow.store.snapshot_file import SAVE_ONE, read_snapshot
@@ -45,32 +44,14 @@ def plan(args: Namespace) -> None:
     sys.exit(1 if rehearsal.problems else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanArguments:
-    """Everything that a rehearsal needs."""
+class PlanArguments(NamedTuple):
+    """A rehearsal, and what its report names."""
 
+    rehearse: partial[Rehearsal]
     dag_id: str
-    tasks: Sequence[PlannedTask]
-    snapshot: Snapshot
+    policy: str
     source: str
     """The origin of the snapshot, as a text."""
-    taken_at: datetime
-    starts_in_s: float
-    assumed_s: float
-    deadline_s: float | None
-    policy: str
-
-    def rehearse(self) -> Rehearsal:
-        """The course of the tasks under the policy."""
-        return rehearse(
-            self.snapshot,
-            self.tasks,
-            load_policy(self.policy),
-            self.taken_at,
-            starts_in_s=self.starts_in_s,
-            assumed_s=self.assumed_s,
-            deadline_s=self.deadline_s,
-        )
 
 
 def read_plan_arguments(
@@ -95,17 +76,17 @@ def read_plan_arguments(
         durations = {}
     at = taken_at if args.at is None else _read_time(args.at)
     limit_s = None if dag.dagrun_timeout is None else dag.dagrun_timeout.total_seconds()
-    return PlanArguments(
-        dag.dag_id,
-        tuple(planned_tasks(dag, at, _read_conf(args.conf), durations)),
+    rehearsal = partial(
+        rehearse,
         snapshot,
-        source,
-        taken_at,
-        max((at - taken_at).total_seconds(), 0.0),
-        parse_duration_s(args.assume, "--assume"),
-        limit_s if args.deadline is None else parse_duration_s(args.deadline, "--deadline"),
-        args.policy or policy,
+        tuple(planned_tasks(dag, at, _read_conf(args.conf), durations)),
+        now=taken_at,
+        starts_in_s=max((at - taken_at).total_seconds(), 0.0),
+        assumed_s=parse_duration_s(args.assume, "--assume"),
+        deadline_s=limit_s if args.deadline is None else parse_duration_s(args.deadline, "--deadline"),
+        policy=load_policy(args.policy or policy),
     )
+    return PlanArguments(rehearsal, dag.dag_id, args.policy or policy, source)
 
 
 def _read_saved(snapshot: str | None, cluster: str | None, now: datetime) -> tuple[Snapshot, datetime, str] | None:

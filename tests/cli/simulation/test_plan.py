@@ -71,16 +71,17 @@ def read(tmp_path, text: str = DAG, **options) -> PlanArguments:
     return read_plan_arguments(args, "priority", datetime.now(UTC), lambda: SNAPSHOT, no_database)
 
 
+def planned(arguments: PlanArguments) -> tuple[PlannedTask, ...]:
+    return arguments.rehearse.args[1]
+
+
 def test_the_tasks_of_a_file_are_planned_in_their_order(tmp_path):
     options = read(tmp_path, conf='{"size": 2}', at="2026-01-01T00:10", assume="5m")
     gpus, core = DeviceRequest.parse("a100:2"), DeviceRequest.parse("cpu")
-    assert (options.dag_id, options.starts_in_s, options.assumed_s, options.deadline_s) == (
-        "nightly",
-        600.0,
-        300.0,
-        3600.0,
-    )
-    assert {task.id: task for task in options.tasks} == {
+    given = options.rehearse.keywords
+    assert options.dag_id == "nightly"
+    assert (given["starts_in_s"], given["assumed_s"], given["deadline_s"]) == (600.0, 300.0, 3600.0)
+    assert {task.id: task for task in planned(options)} == {
         "fetch": PlannedTask("fetch", ("nightly", "fetch"), None, (), 9, None, 300.0),
         "train": PlannedTask("train", ("nightly", "train"), gpus, ("fetch",), 7),
         "score[0]": PlannedTask("score[0]", ("nightly", "score"), core, ("train",)),
@@ -93,7 +94,7 @@ def test_the_tasks_of_a_file_are_planned_in_their_order(tmp_path):
 def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_is_not_known(tmp_path):
     gangs = {
         task.id: (task.gang, task.gang_size, task.least, task.is_count_known)
-        for task in read(tmp_path, GANGS).tasks
+        for task in planned(read(tmp_path, GANGS))
         if task.gang
     }
     assert gangs == {
@@ -141,7 +142,7 @@ def test_a_cluster_comes_from_a_text_or_a_file_and_needs_no_database(tmp_path):
     path.write_text("a100=2   # the new host\n\np100=2x4\n")
     for cluster in ("a100=2,p100=2x4", str(path)):
         arguments = read(tmp_path, snapshot=None, cluster=cluster, assume="1m")
-        workers = [(worker.id, len(worker.devices)) for worker in arguments.snapshot.workers]
+        workers = [(worker.id, len(worker.devices)) for worker in arguments.rehearse.args[0].workers]
         assert workers == [("a100-0", 3), ("p100-0", 5), ("p100-1", 5)]
         assert arguments.rehearse().problems == ()
 
