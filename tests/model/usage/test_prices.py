@@ -37,6 +37,7 @@ def test_the_most_exact_name_counts(device_class, kind, price):
         ("{", "found no JSON"),
         ("[" * 100_000, "found no JSON"),
         ("[1]", "found no JSON object"),
+        ('{"gpu": 1, "gpu": 2}', "found no JSON object ('gpu' twice)"),
         ('{"nvidia/h100": NaN}', "no price. Write a number from 0"),
         ('{"nvidia/h100": Infinity}', "no price"),
         ('{"nvidia/h100": 1e999}', "no price"),
