@@ -4,6 +4,7 @@ A loop that can be interrupted after any step, and continues there later, on the
 
     from hetero_airflow.runtime import checkpoint
 
+    data = checkpoint.loader(DataLoader(data_set, batch_size=32, shuffle=True))
     state = {"model": model, "optimizer": optimizer, "data": data, "rng": checkpoint.Rng()}
     for step in checkpoint.steps(10_000, every="5m", state=state):
         train(next(data))
@@ -37,7 +38,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.errors import RequestError
 from hetero_airflow.runtime.checkpoint_session import Checkpoint, CheckpointSession, read_place, read_published
-from hetero_airflow.runtime.state.loader_position import LoaderPosition
+from hetero_airflow.runtime.loading.loader import Loader
 from hetero_airflow.runtime.state.restoring import Rng
 from hetero_airflow.runtime.state.sharded import load_distributed as _load_distributed
 from hetero_airflow.runtime.state.sharded import save_distributed as _save_distributed
@@ -46,12 +47,12 @@ from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 
 __all__ = [
     "Checkpoint",
-    "LoaderPosition",
     "Rng",
     "Stopped",
     "is_due",
     "latest",
     "load_distributed",
+    "loader",
     "open_published",
     "save",
     "save_distributed",
@@ -190,6 +191,28 @@ def steps(
     :raises CheckpointError: a save failed
     """
     return iter(StepLoop(session(), total, every, state, metrics))
+
+
+def loader(source: Any, prefetch: int = 2) -> Loader:
+    """An iterator over the batches of a DataLoader, epoch after epoch without end, for the state of `steps`.
+
+    `source` is a DataLoader, a data set of torch (each item is a batch), or an object that can be iterated again and
+    again. The next `prefetch` batches are loaded while a step computes. After an interruption it goes on with the batch
+    after the last one that the task has used, in the same order and with the same random numbers, with loader workers
+    and in each rank too. Its seed is ``torch.initial_seed()`` of rank 0.
+
+    What the data set draws from Python's, numpy's or torch's generators is repeated. Numbers from a generator that the
+    data set has made for itself are not. Batches of an iterable data set that were used are loaded again and skipped.
+
+    ::
+
+        data = checkpoint.loader(DataLoader(data_set, batch_size=32, shuffle=True, num_workers=2))
+        for step in checkpoint.steps(10_000, state={"model": model, "data": data, "rng": checkpoint.Rng()}):
+            train(next(data))
+
+    :raises RequestError: it can't be iterated again and again
+    """
+    return Loader(source, prefetch, lambda seed: session().collectives.broadcast(seed))
 
 
 def is_due() -> bool:

@@ -68,7 +68,7 @@ def train(seed: int, at_step: Callable[[int], None] = lambda step: None) -> dict
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7], gamma=0.5)
-    data = checkpoint.LoaderPosition(loader)
+    data = checkpoint.loader(loader)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": data, "rng": checkpoint.Rng()}
     losses = {}
     for step in checkpoint.steps(TOTAL, every=3, state=parts):

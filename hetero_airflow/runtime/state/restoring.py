@@ -4,12 +4,12 @@ A task hears before its first step whether its state can be saved and restored.
 """
 
 import logging
-import random
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError, shorten
+from hetero_airflow.runtime.loading.random_streams import generator_states, restore_generators
 from hetero_airflow.runtime.state.tree import MAPPINGS, MAX_DEPTH, has_state_dict, holds_objects, stage
 
 logger = logging.getLogger(__name__)
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 class Rng:
     """The random generators of this process: Python's, numpy's, torch's on the CPU and on each GPU.
 
+    >>> import random
     >>> rng = Rng()
     >>> before = rng.state_dict()
     >>> first = random.random()
@@ -28,29 +29,18 @@ class Rng:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the generators of all imported libraries."""
-        state: dict[str, Any] = {"python": random.getstate()}
-        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-        if numpy is not None:
-            state["numpy"] = numpy.random.get_state(legacy=False)
-        if torch is not None:
-            state["torch"] = torch.get_rng_state()
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
-                state["cuda"] = torch.cuda.get_rng_state_all()
+        state, torch = generator_states(), sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = torch.cuda.get_rng_state_all()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the generators; those of missing GPUs are skipped."""
-        version, numbers, gauss = state["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        if "numpy" in state:
-            import numpy as np
-
-            np.random.set_state(state["numpy"])
-        if "torch" in state:
+        restore_generators(state)
+        if "cuda" in state:
             import torch
 
-            torch.set_rng_state(state["torch"])
-            for number, generator in enumerate(state.get("cuda", [])[: torch.cuda.device_count()]):
+            for number, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(generator, number)
 
 

@@ -1,0 +1,118 @@
+"""A loader that loads ahead, and goes on after an interruption with the batch that comes next."""
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from hetero_airflow.errors import InvalidCheckpoint, RequestError
+from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.loading.batches import END, batches_of
+from hetero_airflow.runtime.loading.random_streams import derived_seed
+
+MAX_PREFETCH = 1000
+"""A limit that only a mistake exceeds."""
+
+
+class Loader:
+    """Yields batches, epoch after epoch without end; see `checkpoint.loader`.
+
+    :param share: gives all ranks the value of rank 0
+    :raises RequestError: no loader, or an invalid `prefetch`
+    """
+
+    def __init__(self, source: Any, prefetch: int, share: Callable[[int], int] = int) -> None:
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 0 <= prefetch <= MAX_PREFETCH:
+            raise RequestError("prefetch", prefetch, found="no number of batches", remedy=f"Use 0 to {MAX_PREFETCH}")
+        self._batches = batches_of(source)
+        self._prefetch = prefetch
+        self._share = share
+        self._seed = _first_seed()
+        self._is_shared = False
+        self._start: list[Any] | None = None
+        self._epoch: Iterator[Any] | None = None
+        self._ahead: deque[Future[Any]] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self.epoch = 0
+        """Counted from 0."""
+        self.batch = 0
+        """The number of batches of the epoch that were returned."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._epoch is None:
+            self._epoch = self._open()
+        batch = self._load(self._epoch)
+        if batch is not END:
+            self.batch += 1
+            return batch
+        if not self.batch:
+            raise RequestError(
+                "loader",
+                self._batches,
+                found="a data loader without a batch",
+                remedy="Check the length of the data set",
+            )
+        self.epoch, self.batch, self._start, self._epoch = self.epoch + 1, 0, None, None
+        return next(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seed, and the position after the last batch that was returned. What is loaded ahead does not count."""
+        return {
+            "seed": self._seed,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "start": self._start if self.batch else None,
+            "workers": self._batches.workers,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this position at the next batch.
+
+        :raises InvalidCheckpoint: the number of workers decides which batches come, and it has changed
+        """
+        workers = self._batches.workers
+        if state["batch"] and state["workers"] != workers:
+            raise InvalidCheckpoint(
+                f"to continue after batch {state['batch']} of epoch {state['epoch']} of an iterable data set",
+                found=f"{workers} loader workers instead of {state['workers']}, so other batches would come",
+                remedy=f"Use num_workers={state['workers']}, or clear the task to start from the beginning",
+            )
+        self._discard()
+        self._seed, self.epoch, self.batch = state["seed"], state["epoch"], state["batch"]
+        self._start, self._epoch = state["start"], None
+
+    def _open(self) -> Iterator[Any]:
+        if not self._is_shared:
+            self._seed, self._is_shared = self._share(self._seed), True
+        self._start = self._batches.begin(self.epoch, self._start)
+        return self._batches.open(self.batch, derived_seed(self._seed, rank(), self.epoch))
+
+    def _load(self, batches: Iterator[Any]) -> Any:
+        if not (self._ahead or (self._prefetch and self._batches.is_apart)):
+            return next(batches, END)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        while len(self._ahead) <= self._prefetch:
+            self._ahead.append(self._thread.submit(next, batches, END))
+        batch = self._ahead.popleft().result()
+        if batch is END:
+            self._discard()
+        return batch
+
+    def _discard(self) -> None:
+        """Load nothing more of this epoch, and leave the data set alone when this returns."""
+        for loading in self._ahead:
+            loading.cancel()
+        wait(self._ahead)
+        self._ahead.clear()
+
+
+def _first_seed() -> int:
+    """The seed that torch began with, which a task can set with ``torch.manual_seed``."""
+    torch = sys.modules.get("torch")
+    return random.getrandbits(62) if torch is None else int(torch.initial_seed()) % 2**62
