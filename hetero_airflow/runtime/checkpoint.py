@@ -212,7 +212,7 @@ def loader(source: Any, prefetch: int = 2) -> Loader:
 
     :raises RequestError: it can't be iterated again and again
     """
-    return Loader(source, prefetch, lambda seed: session().collectives.broadcast(seed))
+    return Loader(source, prefetch, session)
 
 
 def is_due() -> bool:

@@ -37,6 +37,7 @@ from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
+from hetero_airflow.runtime.step_times import StepTimes
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,8 @@ class CheckpointSession:
         """What the newest loop of `steps` saves and restores; None without one."""
         self.saved_step: int | None = None
         """The last step that was passed to a save."""
+        self.times = StepTimes()
+        """What the steps of the running loop wait for."""
         self.published: CheckpointEntry | None = None
         """The newest published checkpoint that this process knows."""
         self._clock = clock or Clock()
@@ -217,8 +220,9 @@ class CheckpointSession:
         valid_metrics = check_metrics(metrics or {})
         if rank() == 0:
             self.begin()
-            self.wait()
-            self._copy_and_submit(number, state, files or {}, valid_metrics, final=final)
+            with self.times.saving():
+                self.wait()
+                self._copy_and_submit(number, state, files or {}, valid_metrics, final=final)
         self.saved_step = number
         if wait:
             self.wait()

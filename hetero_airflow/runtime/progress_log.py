@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from hetero_airflow.checkpoints.index import CheckpointEntry
 from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.step_times import StepTimes
 from hetero_airflow.units import format_bytes, format_duration
 
 INTERVAL_S = 30.0
@@ -16,13 +17,14 @@ logger = logging.getLogger(__name__)
 class ProgressLog:
     """Writes at most one line each 30 s, and one at the end; of several ranks, only the first one writes.
 
-    The speed is the mean of this run. It leaves the first step out, which compiles and warms up.
+    The speed and the shares of the time are those of this run, without its first step, which compiles and warms up.
 
     :param total: how many steps the task has; None if nobody knows
     """
 
-    def __init__(self, total: int | None, monotonic: Callable[[], float]) -> None:
+    def __init__(self, total: int | None, times: StepTimes, monotonic: Callable[[], float]) -> None:
         self._total = total
+        self._times = times
         self._monotonic = monotonic
         self._due = monotonic() + INTERVAL_S
         self._first: tuple[int, float] | None = None
@@ -33,6 +35,7 @@ class ProgressLog:
         self._last = step
         if self._first is None:
             self._first = (step, self._monotonic())
+            self._times.restart()
         elif self._monotonic() >= self._due and step + 1 != self._total:
             self._due = self._monotonic() + INTERVAL_S
             place = f"Step {step:,}" + (f" of {self._total:,}" if self._total else "")
@@ -53,7 +56,9 @@ class ProgressLog:
             if published
             else "no checkpoint yet"
         )
-        logger.info(", ".join(part for part in (place, speed_text(self._speed()), *more, saved) if part))
+        shares = self._times.shares()
+        parts = (place, speed_text(self._speed()), "" if shares is None else str(shares), *more, saved)
+        logger.info(", ".join(part for part in parts if part))
 
     def _speed(self) -> float:
         """Steps per second; 0 if it is not known."""

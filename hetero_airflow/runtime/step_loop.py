@@ -124,7 +124,7 @@ class StepLoop:
         if session.collectives.broadcast(session.should_stop()):
             raise session.stopped()
         session.is_due = self._is_due
-        self._log = ProgressLog(None if self._total == MAX_STEPS else self._total, self._monotonic)
+        self._log = ProgressLog(None if self._total == MAX_STEPS else self._total, session.times, self._monotonic)
         return first
 
     def after(self, step: int) -> None:
@@ -196,7 +196,7 @@ class StepLoop:
 
     def _save(self, *, wait: bool = False, final: bool = False) -> None:
         session = self._session
-        with suppress(CheckpointStoreUnavailable):  # of the previous save, which is logged
+        with session.times.saving(), suppress(CheckpointStoreUnavailable):  # of the previous save, which is logged
             session.wait()
         self._lost_changes.warn()
         session.save(self._step, self._state, metrics=self._metrics, files=None, wait=wait, final=final)

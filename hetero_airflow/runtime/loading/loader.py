@@ -5,12 +5,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.loading.batches import END, batches_of
 from hetero_airflow.runtime.loading.random_streams import derived_seed
+
+if TYPE_CHECKING:
+    from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 
 MAX_PREFETCH = 1000
 """A limit that only a mistake exceeds."""
@@ -19,16 +22,16 @@ MAX_PREFETCH = 1000
 class Loader:
     """Yields batches, epoch after epoch without end; see `checkpoint.loader`.
 
-    :param share: gives all ranks the value of rank 0
+    :param session: returns the checkpoint session of this process
     :raises RequestError: no loader, or an invalid `prefetch`
     """
 
-    def __init__(self, source: Any, prefetch: int, share: Callable[[int], int] = int) -> None:
+    def __init__(self, source: Any, prefetch: int, session: "Callable[[], CheckpointSession]") -> None:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 0 <= prefetch <= MAX_PREFETCH:
             raise RequestError("prefetch", prefetch, found="no number of batches", remedy=f"Use 0 to {MAX_PREFETCH}")
         self._batches = batches_of(source)
         self._prefetch = prefetch
-        self._share = share
+        self._session = session
         self._seed = _first_seed()
         self._is_shared = False
         self._start: list[Any] | None = None
@@ -44,12 +47,20 @@ class Loader:
         return self
 
     def __next__(self) -> Any:
+        with self._session().times.loading():
+            batch = self._next()
+            while batch is END:
+                self._end_epoch()
+                batch = self._next()
+        self.batch += 1
+        return batch
+
+    def _next(self) -> Any:
         if self._epoch is None:
             self._epoch = self._open()
-        batch = self._load(self._epoch)
-        if batch is not END:
-            self.batch += 1
-            return batch
+        return self._load(self._epoch)
+
+    def _end_epoch(self) -> None:
         if not self.batch:
             raise RequestError(
                 "loader",
@@ -58,7 +69,6 @@ class Loader:
                 remedy="Check the length of the data set",
             )
         self.epoch, self.batch, self._start, self._epoch = self.epoch + 1, 0, None, None
-        return next(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, and the position after the last batch that was returned. What is loaded ahead does not count."""
@@ -88,7 +98,7 @@ class Loader:
 
     def _open(self) -> Iterator[Any]:
         if not self._is_shared:
-            self._seed, self._is_shared = self._share(self._seed), True
+            self._seed, self._is_shared = self._session().collectives.broadcast(self._seed), True
         self._start = self._batches.begin(self.epoch, self._start)
         return self._batches.open(self.batch, derived_seed(self._seed, rank(), self.epoch))
 

@@ -17,6 +17,7 @@ from hetero_airflow.runtime.loading.loader import Loader
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.restoring import Rng
 from hetero_airflow.runtime.state.tree import stage
+from hetero_airflow.runtime.step_times import StepTimes, TimeShares
 from tests.effort import effort
 
 
@@ -247,6 +248,25 @@ def test_a_data_set_that_draws_is_loaded_by_the_thread_of_the_training(caplog) -
     texts(loader, 12)
     assert set(data.threads) == {"MainThread"}
     assert caplog.text.count("draws random numbers") == 1
+
+
+def test_the_time_that_the_training_waits_for_data_counts(monkeypatch) -> None:
+    class Late:
+        def __iter__(self) -> Iterator[int]:
+            for number in range(3):
+                now[0] += 3
+                yield number
+
+    now = [0.0]
+    monkeypatch.setattr(checkpoint.session(), "times", StepTimes(lambda: now[0]))
+    loader = checkpoint.loader(Late(), prefetch=0)
+    assert checkpoint.session().times.shares() is None
+    for _ in range(7):
+        next(loader)
+        now[0] += 6
+    with checkpoint.session().times.saving():
+        now[0] += 7
+    assert checkpoint.session().times.shares() == TimeShares(data=0.3, compute=0.6, save=0.1)
 
 
 def test_an_error_of_the_data_set_arrives_in_the_training() -> None:

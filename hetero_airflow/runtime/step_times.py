@@ -1,0 +1,70 @@
+"""How the time of a task's steps divides into waiting for data, saving, and the rest, which computes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """Parts of the time of a loop; they add up to 1.
+
+    >>> str(TimeShares(data=0.306, compute=0.664, save=0.03))
+    'data 31 %, compute 66 %, save 3 %'
+    """
+
+    data: float
+    compute: float
+    save: float
+
+    def __str__(self) -> str:
+        return f"data {self.data:.0%}, compute {self.compute:.0%}, save {self.save:.0%}".replace("%", " %")
+
+
+class StepTimes:
+    """Adds up what the training's thread waits for. What loads or saves beside it does not count.
+
+    >>> seconds = iter([0.0, 1.0, 4.0, 10.0]).__next__
+    >>> times = StepTimes(seconds)
+    >>> with times.loading():
+    ...     pass
+    >>> times.shares()
+    TimeShares(data=0.3, compute=0.7, save=0.0)
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._has_loader = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count now."""
+        self._since, self._data_s, self._save_s = self._monotonic(), 0.0, 0.0
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The training waits for a batch."""
+        begin = self._monotonic()
+        try:
+            yield
+        finally:
+            self._has_loader = True
+            self._data_s += self._monotonic() - begin
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The training waits until its state is copied."""
+        begin = self._monotonic()
+        try:
+            yield
+        finally:
+            self._save_s += self._monotonic() - begin
+
+    def shares(self) -> TimeShares | None:
+        """The shares so far; None if no loader says what the task waits for, or before any time has passed."""
+        elapsed_s = self._monotonic() - self._since
+        if not self._has_loader or elapsed_s <= 0:
+            return None
+        data, save = self._data_s / elapsed_s, self._save_s / elapsed_s
+        return TimeShares(data=data, compute=max(0.0, 1 - data - save), save=save)
