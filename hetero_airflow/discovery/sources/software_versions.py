@@ -11,7 +11,7 @@ CUDA's version comes from the driver, so the NVIDIA probe reports it.
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from hetero_airflow.discovery.sources.tools_and_files import read_text
@@ -41,9 +41,10 @@ def runtime_versions(root: Path = Path("/"), environment: Mapping[str, str] = os
 
 def _package_version(distribution: str) -> str | None:
     try:
-        return to_version(version(distribution))
-    except (PackageNotFoundError, KeyError):  # KeyError: metadata without a version
+        found = metadata(distribution)
+    except PackageNotFoundError:
         return None
+    return to_version(found["Version"]) if "Version" in found else None
 
 
 def _cann_files(root: Path, environment: Mapping[str, str]) -> Iterator[Path]:
