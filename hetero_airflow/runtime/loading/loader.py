@@ -1,5 +1,6 @@
 """A loader that loads ahead, and goes on after an interruption with the batch that comes next."""
 
+import os
 import random
 import sys
 from collections import deque
@@ -8,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
-from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.gang.ranks import process_group, rank
 from hetero_airflow.runtime.loading.batches import END, batches_of
 from hetero_airflow.runtime.loading.random_streams import derived_seed
 
@@ -32,8 +33,7 @@ class Loader:
         self._batches = batches_of(source)
         self._prefetch = prefetch
         self._session = session
-        self._seed = _first_seed()
-        self._is_shared = False
+        self._seed: int | None = None
         self._start: list[Any] | None = None
         self._epoch: Iterator[Any] | None = None
         self._ahead: deque[Future[Any]] = deque()
@@ -73,7 +73,7 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """The seed, and the position after the last batch that was returned. What is loaded ahead does not count."""
         return {
-            "seed": self._seed,
+            "seed": self._own_seed(),
             "epoch": self.epoch,
             "batch": self.batch,
             "start": self._start if self.batch else None,
@@ -97,10 +97,8 @@ class Loader:
         self._start, self._epoch = state["start"], None
 
     def _open(self) -> Iterator[Any]:
-        if not self._is_shared:
-            self._seed, self._is_shared = self._session().collectives.broadcast(self._seed), True
         self._start = self._batches.begin(self.epoch, self._start)
-        return self._batches.open(self.batch, derived_seed(self._seed, rank(), self.epoch))
+        return self._batches.open(self.batch, derived_seed(self._own_seed(), rank(), self.epoch))
 
     def _load(self, batches: Iterator[Any]) -> Any:
         if not (self._ahead or (self._prefetch and self._batches.is_apart)):
@@ -121,8 +119,12 @@ class Loader:
         wait(self._ahead)
         self._ahead.clear()
 
-
-def _first_seed() -> int:
-    """The seed that torch began with, which a task can set with ``torch.manual_seed``."""
-    torch = sys.modules.get("torch")
-    return random.getrandbits(62) if torch is None else int(torch.initial_seed()) % 2**62
+    def _own_seed(self) -> int:
+        """What this loader began with. All ranks have the same, so that each can go on from the state of rank 0."""
+        if self._seed is None:
+            torch = sys.modules.get("torch")
+            if process_group() is not None or int(os.environ.get("WORLD_SIZE") or 1) > 1:
+                self._seed = derived_seed(self._session().place.path)
+            else:
+                self._seed = random.getrandbits(62) if torch is None else int(torch.initial_seed()) % 2**62
+        return self._seed

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 
-def derived_seed(*parts: int) -> int:
+def derived_seed(*parts: int | str) -> int:
     """A seed of 63 bits, from numbers such as a first seed, a rank, an epoch and a batch.
 
     >>> derived_seed(1, 2) == derived_seed(1, 2) != derived_seed(2, 1)

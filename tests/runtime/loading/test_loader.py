@@ -202,12 +202,15 @@ def test_epochs_differ_and_so_do_the_seeds_of_two_runs() -> None:
 
 
 def test_ranks_draw_different_numbers_from_one_seed(monkeypatch) -> None:
-    seed(1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     of_ranks = []
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        of_ranks.append(texts(made(lambda: DataLoader(Noisy(), batch_size=2)), 2))
-    assert of_ranks[0] != of_ranks[1]
+    for number in (0, 1):
+        monkeypatch.setenv("RANK", str(number))
+        seed(number)
+        loader = made(lambda: DataLoader(Noisy(), batch_size=2))
+        of_ranks.append((loader.state_dict()["seed"], texts(loader, 2)))
+    assert of_ranks[0][0] == of_ranks[1][0]
+    assert of_ranks[0][1] != of_ranks[1][1]
 
 
 class Slow(Plain):
