@@ -2,8 +2,10 @@
 
 import logging
 import random
+import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -92,6 +94,7 @@ LOADERS: dict[str, Callable[[], object]] = {
     "a data set": Noisy,
     "of a rank": lambda: DataLoader(Noisy(), 2, sampler=DistributedSampler(Noisy(), num_replicas=2, rank=1, seed=4)),
     "endless": lambda: DataLoader(Noisy(), batch_size=3, sampler=Endless()),
+    "endless, without random items": lambda: DataLoader(Plain(), batch_size=3, sampler=Endless()),
     "iterable": lambda: DataLoader(Stream(), batch_size=3),
     "iterable, one by one": lambda: DataLoader(Stream(), batch_size=None),
     "lists": Lists,
@@ -201,6 +204,18 @@ def test_epochs_differ_and_so_do_the_seeds_of_two_runs() -> None:
     assert texts(made(LOADERS["shuffled"]), 4) != one
 
 
+@pytest.mark.parametrize("make", [LOADERS["a data set"], LOADERS["lists"], WORKERS["shuffled"], WORKERS["iterable"]])
+def test_each_epoch_has_random_numbers_of_its_own(make) -> None:
+    seed(1)
+    loader = made(make)
+    of_epochs: dict[int, set[str]] = defaultdict(set)
+    while loader.epoch < 2:
+        numbers = re.findall(r"0\.\d{4,}", repr(next(loader)))
+        of_epochs[loader.epoch].update(numbers)
+    assert len(of_epochs[0]) > 10
+    assert len(of_epochs[0] & of_epochs[1]) <= 1, "four digits may be the same by chance"
+
+
 def test_ranks_draw_different_numbers_from_one_seed(monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     of_ranks = []
@@ -251,6 +266,19 @@ def test_a_data_set_that_draws_is_loaded_by_the_thread_of_the_training(caplog) -
     texts(loader, 12)
     assert set(data.threads) == {"MainThread"}
     assert caplog.text.count("draws random numbers") == 1
+
+
+def test_an_order_that_draws_on_and_on_is_drawn_by_the_thread_of_the_training() -> None:
+    threads = set()
+
+    class Recording(Endless):
+        def __iter__(self) -> Iterator[int]:
+            for index in super().__iter__():
+                threads.add(threading.current_thread().name)
+                yield index
+
+    texts(checkpoint.loader(DataLoader(Plain(), batch_size=3, sampler=Recording())), 6)
+    assert threads == {"MainThread"}
 
 
 def test_the_time_that_the_training_waits_for_data_counts(monkeypatch) -> None:
