@@ -11,7 +11,7 @@ pytestmark = pytest.mark.main
 
 def test_it_runs_a_task_says_what_it_saw_and_leaves_nothing(airflow):
     done = airflow.run("hetero", "doctor", "--device", "nvidia/h100-80gb")
-    assert "leased on " in done.stdout or "task running on" in done.stdout, done.stdout
+    assert "  task success on " in done.stdout, done.stdout  # a short task may be over before a look sees it run
     assert "this lease: 1 × nvidia/h100-80gb (simulated)" in done.stdout
     assert "Its devices are bound by CUDA_VISIBLE_DEVICES=simulated-nvidia-h100-80gb-" in done.stdout
     assert "On its device, torch " in done.stdout
