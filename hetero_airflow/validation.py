@@ -3,7 +3,7 @@
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -53,13 +53,13 @@ def json_object(text: str, option: str, remedy: str) -> dict[str, Any]:
     """The JSON object in the text of an option; an empty text is an empty object.
 
     :param option: its name in errors
-    :raises SettingsError: the text is no JSON object, or an object has a name twice
+    :raises SettingsError: the text is no JSON object, has NaN or an infinity, or an object has a name twice
 
     >>> json_object('{"gpu": 2}', "[hetero] prices", "Write a JSON object")
     {'gpu': 2}
     """
     try:
-        value = json.loads(text.strip() or "{}", object_pairs_hook=_without_duplicates)
+        value = json.loads(text.strip() or "{}", object_pairs_hook=_without_duplicates, parse_constant=_refuse)
         problem = "" if isinstance(value, dict) else f"a value of the type {type(value).__name__}"
     except (ValueError, RecursionError) as error:
         problem = str(error)
@@ -74,6 +74,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"{shorten(next(name for name in names if names.count(name) > 1), 40)} twice")
     return unique
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant}, which is no number")
 
 
 def did_you_mean(word: str, valid_words: Iterable[str], cutoff: float = 0.6) -> str:

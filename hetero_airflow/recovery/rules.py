@@ -37,6 +37,9 @@ from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_bytes, parse_duration_s
 from hetero_airflow.validation import json_object
 
+MAX_TEXT = 20_000
+"""Characters; the whole default table, written out, has a tenth of it."""
+
 
 class Action(StrEnum):
     """What happens after a failure."""
@@ -125,12 +128,15 @@ DEFAULTS = Rules(
 def parse_rules(text: str) -> Rules:
     """`DEFAULTS`, changed by the option's text. An empty text changes nothing.
 
-    :raises SettingsError: no JSON object, or an unknown row, an unknown field, or a value out of range
+    :raises SettingsError: no JSON object, too long, or an unknown row, an unknown field, or a value out of range
 
     >>> rules = parse_rules('{"network": {"times": 2}, "waiting": {"action": "keep"}}')
     >>> rules[FailureClass.NETWORK].times, rules[FailureClass.NETWORK].delay_s, rules.waiting_s
     (2, 10.0, None)
     """
+    if len(text) > MAX_TEXT:
+        remedy = "Name only the rows that change"
+        raise SettingsError(f"{_OPTION} of {len(text)} characters", found=f"more than {MAX_TEXT}", remedy=remedy)
     rules, waiting_s = dict(DEFAULTS.rows), DEFAULTS.waiting_s
     for name, row in json_object(text, _OPTION, _OBJECT).items():
         if name == "waiting":

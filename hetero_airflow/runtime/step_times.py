@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 
@@ -40,31 +40,30 @@ class StepTimes:
 
     def restart(self) -> None:
         """Begin to count now."""
-        self._since, self._data_s, self._save_s = self._monotonic(), 0.0, 0.0
+        self._since = self._monotonic()
+        self._waited_s = {"data": 0.0, "save": 0.0}
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Within the context, the training waits for a batch."""
+        self._has_loader = True
+        return self._waiting("data")
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Within the context, the training waits until its state is copied."""
+        return self._waiting("save")
 
     @contextmanager
-    def loading(self) -> Iterator[None]:
-        """The training waits for a batch."""
+    def _waiting(self, what: str) -> Iterator[None]:
         begin = self._monotonic()
         try:
             yield
         finally:
-            self._has_loader = True
-            self._data_s += self._monotonic() - begin
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """The training waits until its state is copied."""
-        begin = self._monotonic()
-        try:
-            yield
-        finally:
-            self._save_s += self._monotonic() - begin
+            self._waited_s[what] += self._monotonic() - begin
 
     def shares(self) -> TimeShares | None:
         """The shares so far; None if no loader says what the task waits for, or before any time has passed."""
         elapsed_s = self._monotonic() - self._since
         if not self._has_loader or elapsed_s <= 0:
             return None
-        data, save = self._data_s / elapsed_s, self._save_s / elapsed_s
-        return TimeShares(data=data, compute=max(0.0, 1 - data - save), save=save)
+        shares = {what: seconds / elapsed_s for what, seconds in self._waited_s.items()}
+        return TimeShares(compute=max(0.0, 1 - sum(shares.values())), **shares)
