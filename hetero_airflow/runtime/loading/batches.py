@@ -216,11 +216,13 @@ def batches_of(source: Any) -> Batches:
         if isinstance(source, data.DataLoader) and type(source).__iter__ is data.DataLoader.__iter__:
             is_iterable = isinstance(source.dataset, data.IterableDataset)
             return StreamedBatches(source) if is_iterable else IndexedBatches(source)
-    if isinstance(source, Iterator) or not isinstance(source, Iterable):
+    if isinstance(source, (Iterator, str, bytes)) or not isinstance(source, Iterable):
         raise RequestError(
             "loader",
             source,
-            found="an iterator, which can't begin again" if isinstance(source, Iterator) else "nothing to iterate over",
+            found="an iterator, which can't begin again"
+            if isinstance(source, Iterator)
+            else "no batches to iterate over",
             remedy="Pass a DataLoader, a data set, or an object that can be iterated again",
         )
     return Batches(source)

@@ -328,7 +328,12 @@ def test_workers_see_the_data_set_itself() -> None:
 
 @pytest.mark.parametrize(
     ("source", "found"),
-    [(DataLoader([], batch_size=2), "without a batch"), (iter([1]), "can't begin again"), (3, "nothing to iterate")],
+    [
+        (DataLoader([], batch_size=2), "without a batch"),
+        (iter([1]), "can't begin again"),
+        (3, "no batches"),
+        ("s3://b/data", "no batches"),
+    ],
 )
 def test_what_is_no_loader_is_refused(source, found) -> None:
     with pytest.raises(RequestError, match=found):
