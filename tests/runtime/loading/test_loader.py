@@ -300,6 +300,28 @@ def test_the_time_that_the_training_waits_for_data_counts(monkeypatch) -> None:
     assert checkpoint.session().times.shares() == TimeShares(data=0.3, compute=0.6, save=0.1)
 
 
+def test_a_restore_leaves_no_load_behind() -> None:
+    class Held(Plain):
+        is_loading = threading.Event()
+        may_end = threading.Event()
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2:
+                self.is_loading.set()
+                assert self.may_end.wait(10)
+                self.is_loading.clear()
+            return index
+
+    data = Held()
+    loader = checkpoint.loader(DataLoader(data, batch_size=1), prefetch=1)
+    texts(loader, 2)
+    assert data.is_loading.wait(10)
+    threading.Timer(0.1, data.may_end.set).start()
+    loader.load_state_dict(loader.state_dict())
+    assert not data.is_loading.is_set()
+    assert next(loader).item() == 2
+
+
 def test_an_error_of_the_data_set_arrives_in_the_training() -> None:
     class Broken(Plain):
         def __getitem__(self, index: int) -> int:
