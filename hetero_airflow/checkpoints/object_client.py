@@ -26,6 +26,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     TokenRetrievalError,
 )
 from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError
 
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
@@ -134,7 +135,7 @@ def translated_errors(asked: str) -> Iterator[None]:
             found=f"no usable credentials ({type(error).__name__})",
             remedy="Set checkpoint_conn_id, or give the task AWS credentials in one of boto3's usual ways",
         ) from error
-    except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
+    except (BotoCoreError, Boto3Error, RetriesExceededError, HTTPError) as error:
         remedy = "See that the endpoint answers and try again"
         raise CheckpointStoreUnavailable(asked, found=type(error).__name__, remedy=remedy) from error
     except OSError as error:

@@ -23,6 +23,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     ResponseStreamingError,
 )
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
+from urllib3.exceptions import ProtocolError
 
 from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
@@ -35,7 +36,8 @@ TRANSFER = TransferConfig(multipart_threshold=8 << 20, multipart_chunksize=8 << 
 ATTEMPTS = 4
 """botocore retries a request only until the head of its answer has arrived. A cut-off body is requested again here."""
 
-CUT_OFF = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
+CUT_OFF = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError, ProtocolError)
+"""ProtocolError: botocore 1.43.96 passes on what urllib3 raises while an answer is read, 1.44.5 does not."""
 
 MAX_CACHED = 2048
 MAX_CACHED_BYTES = 64 << 10
