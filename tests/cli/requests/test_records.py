@@ -80,7 +80,7 @@ def test_a_wrong_argument_is_a_clear_error(installation, arguments, text):
 
 
 def test_wrong_prices_and_missing_tables_are_clear_errors(installation, unmigrated):
-    assert "found no price" in installation.complaint("usage", AIRFLOW__HETERO__PRICES='{"nvidia/h100": NaN}')
+    assert "NaN, which is no number" in installation.complaint("usage", AIRFLOW__HETERO__PRICES='{"nvidia/h100": NaN}')
     for command in ("usage", "decisions"):
         assert "Run `airflow db migrate`" in unmigrated.complaint(command)
 
