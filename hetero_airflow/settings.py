@@ -144,8 +144,8 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint_conn_id",
         "",
         "string",
-        "Airflow connection (type aws) with the key, the region and the endpoint_url of the object store. Empty: what "
-        "boto3 finds by itself, at the endpoints of AWS.",
+        "Airflow connection (type aws) with the key or the role, the region and the endpoint_url of the object store. "
+        "Empty: what boto3 finds by itself, at the endpoints of AWS.",
     ),
     Option(
         "checkpoint_endpoints",

@@ -19,7 +19,7 @@ from kubernetes.client import (  # type: ignore[import-untyped]
     V1SecurityContext,
 )
 
-from hetero_airflow.checkpoints.configured import ENDPOINT_VARIABLE
+from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import is_template

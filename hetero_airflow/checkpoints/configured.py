@@ -4,18 +4,17 @@ Only this module reads the options ``checkpoint_url``, ``checkpoint_conn_id`` an
 operator uses it for the checkpoints of its task, sensors and triggers for those of other tasks.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from airflow.configuration import get_airflow_home
 from airflow.sdk import Connection
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE, variables_of
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.opening import open_store, split_url
@@ -23,9 +22,6 @@ from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
-
-ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
-"""boto3's variable for the endpoint of S3 alone, not of other services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,45 +88,20 @@ def checkpoint_place(
 
 
 def store_credentials(conn_id: str) -> Mapping[str, str]:
-    """boto3's environment variables for the connection; empty without one. Blocks: a trigger calls it in a thread.
+    """The environment variables for the connection; empty without one. Blocks: a trigger calls it in a thread.
 
     :raises SettingsError: there is no such connection, or it can't be read
     """
     if not conn_id:
         return {}
     try:
-        return credentials_of(Connection.get(conn_id))
+        return variables_of(Connection.get(conn_id))
     except AirflowNotFoundException:
         raise SettingsError(
             f"[{SECTION}] checkpoint_conn_id = {shorten(conn_id)}",
             found="no such connection",
             remedy="Add it with `airflow connections add`, of type aws, or leave the option empty",
         ) from None
-
-
-def credentials_of(connection: Any) -> Mapping[str, str]:
-    """boto3's environment variables for a connection of any of Airflow's connection classes.
-
-    :raises SettingsError: its extra is not a JSON object
-    """
-    try:
-        extra = json.loads(connection.extra or "{}")
-    except ValueError:
-        extra = None
-    if not isinstance(extra, dict):
-        raise SettingsError(
-            f"[{SECTION}] checkpoint_conn_id = {connection.conn_id}",
-            found="an extra that is no JSON object",
-            remedy='Write it as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
-        )
-    variables = {
-        "AWS_ACCESS_KEY_ID": connection.login,
-        "AWS_SECRET_ACCESS_KEY": connection.password,
-        "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
-        "AWS_DEFAULT_REGION": extra.get("region_name"),
-        ENDPOINT_VARIABLE: extra.get("endpoint_url"),
-    }
-    return {name: str(value) for name, value in variables.items() if value}
 
 
 def configured_store(options: CheckpointOptions) -> CheckpointStore:

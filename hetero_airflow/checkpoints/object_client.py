@@ -9,6 +9,7 @@ the manifest's SHA-256 counts. Stores that refuse such bodies (Oracle's, older M
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,10 @@ from urllib.parse import urlsplit
 import boto3  # type: ignore[import-untyped]
 from boto3.exceptions import Boto3Error  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.credentials import (  # type: ignore[import-untyped]
+    AssumeRoleCredentialFetcher,
+    DeferredRefreshableCredentials,
+)
 from botocore.exceptions import (  # type: ignore[import-untyped]
     BotoCoreError,
     ClientError,
@@ -28,6 +33,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
+from hetero_airflow.checkpoints.aws_connection import ROLE_VARIABLE
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
 TOTAL_ATTEMPTS = 6
@@ -45,6 +51,7 @@ CREDENTIALS = {
     "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
     "aws_session_token": "AWS_SESSION_TOKEN",
     "region_name": "AWS_DEFAULT_REGION",
+    "profile_name": "AWS_PROFILE",
 }
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, TokenRetrievalError)
 REFUSED = {
@@ -77,9 +84,31 @@ def make_client(
     with translated_errors(f"to make a client for {endpoint or 'S3'}"):
         names = CREDENTIALS.items()
         session = boto3.session.Session(**{name: (credentials or {}).get(variable) for name, variable in names})
+        role = (os.environ if credentials is None else credentials).get(ROLE_VARIABLE)
+        if role:
+            _take_role(session, json.loads(role), config, allowed)
         client = session.client("s3", endpoint_url=endpoint, config=config)
     check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may name another endpoint
     return client
+
+
+def _take_role(session: Any, role: Mapping[str, Any], config: Config, allowed: Collection[str]) -> None:
+    """Let the session's clients use a role's keys, which botocore renews before they expire.
+
+    :raises NoCredentialsError: nobody is there to take the role
+    """
+    endpoint, own = role.get("endpoint_url"), session.get_credentials()
+    if own is None:
+        raise NoCredentialsError
+
+    def sts(*names: Any, **keys: Any) -> Any:
+        client = session._session.create_client(*names, **keys, config=config, endpoint_url=endpoint)
+        check_endpoint(client.meta.endpoint_url, [*allowed, *([endpoint] if endpoint else [])])
+        return client
+
+    arguments = {name: value for name, value in role.items() if name not in ("RoleArn", "endpoint_url")}
+    fetch = AssumeRoleCredentialFetcher(sts, own, role["RoleArn"], extra_args=arguments).fetch_credentials
+    session._session._credentials = DeferredRefreshableCredentials(fetch, "assume-role")  # so does Airflow's provider
 
 
 def check_endpoint(endpoint: str, allowed: Collection[str]) -> None:
@@ -128,7 +157,9 @@ def translated_errors(asked: str) -> Iterator[None]:
         yield
     except ClientError as error:
         status, code = status_of(error)
-        raise CheckpointStoreUnavailable(asked, found=f"{code} (HTTP {status})", remedy=_remedy(code)) from error
+        raise CheckpointStoreUnavailable(
+            asked, found=f"{code} (HTTP {status})", remedy=_remedy(code, error.operation_name)
+        ) from error
     except NO_CREDENTIALS as error:
         raise CheckpointStoreUnavailable(
             asked,
@@ -144,7 +175,9 @@ def translated_errors(asked: str) -> Iterator[None]:
         raise CheckpointStoreUnavailable(asked, found=found, remedy=remedy) from error
 
 
-def _remedy(code: str) -> str:
+def _remedy(code: str, operation: str) -> str:
+    if operation == "AssumeRole":
+        return "Let the connection's user take the role (sts:AssumeRole), or correct role_arn in the connection"
     if code in REFUSED:
         return "Give its key s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket there"
     if code == "NoSuchBucket":

@@ -1,0 +1,92 @@
+"""What an Airflow connection of the type aws says about S3, as environment variables of boto3 and one of our own.
+
+The fields are those of Airflow's provider for Amazon, which is not needed here:
+https://airflow.apache.org/docs/apache-airflow-providers-amazon/stable/connections/aws.html. Fields that say who acts
+are honoured or refused, and never left out; ``config_kwargs`` and other services' settings are left out.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hetero_airflow.errors import SettingsError, shorten
+
+ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
+"""boto3's variable for the endpoint of S3 alone, not of other services."""
+
+ROLE_VARIABLE = "HETERO_AIRFLOW_S3_ROLE"
+"""A JSON object: the arguments of the call AssumeRole, and ``endpoint_url`` if STS has one of its own. boto3 reads such
+a role only from a file."""
+
+_METHODS = ("assume_role", "assume_role_with_web_identity")
+
+
+def variables_of(connection: Any) -> Mapping[str, str]:
+    """The environment variables for a connection of any of Airflow's connection classes.
+
+    :raises SettingsError: its extra is no JSON object, or a field that can't be honoured; no secret is in the text
+    """
+    extra = _object(connection, "extra", connection.extra or "{}")
+    services = _object(connection, "extra.service_config", extra.get("service_config") or {})
+    s3, sts = (_object(connection, f"extra.service_config.{name}", services.get(name) or {}) for name in ("s3", "sts"))
+    if extra.get("verify") in (False, "false", "False"):
+        raise _refused(connection, "extra.verify = false", "Name the file of your certificates: verify=/path/ca.pem")
+    keys = _object(connection, "extra.session_kwargs", extra.get("session_kwargs") or {}) | {
+        name: extra[name] for name in ("aws_access_key_id", "aws_secret_access_key") if extra.get(name)
+    }
+    variables = {
+        "AWS_ACCESS_KEY_ID": connection.login or keys.get("aws_access_key_id"),
+        "AWS_SECRET_ACCESS_KEY": connection.password or keys.get("aws_secret_access_key"),
+        "AWS_SESSION_TOKEN": extra.get("aws_session_token") or keys.get("aws_session_token"),
+        "AWS_DEFAULT_REGION": extra.get("region_name") or keys.get("region_name"),
+        "AWS_PROFILE": extra.get("profile_name") or keys.get("profile_name"),
+        "AWS_CA_BUNDLE": extra.get("verify") if isinstance(extra.get("verify"), str) else None,
+        ENDPOINT_VARIABLE: s3.get("endpoint_url") or extra.get("endpoint_url"),
+        **_role(connection, extra, sts),
+    }
+    return {name: str(value) for name, value in variables.items() if value}
+
+
+def _role(connection: Any, extra: Mapping[str, Any], sts: Mapping[str, Any]) -> dict[str, str]:
+    """The variables for the role that the connection's user takes; empty without one."""
+    if not extra.get("role_arn"):
+        return {}
+    method = extra.get("assume_role_method") or _METHODS[0]
+    if method not in _METHODS:
+        found = f"extra.assume_role_method = {shorten(method)}"
+        raise _refused(connection, found, f"Use one of {', '.join(_METHODS)}, or let the hosts have the role")
+    session = re.sub(r"[^\w+=,.@-]", "", f"Airflow_{connection.conn_id}", flags=re.ASCII)[:64]
+    if method == "assume_role":
+        arguments = _object(connection, "extra.assume_role_kwargs", extra.get("assume_role_kwargs") or {})
+        role = {"RoleSessionName": session, **arguments, "RoleArn": extra["role_arn"]}
+        return {
+            ROLE_VARIABLE: json.dumps(role | ({"endpoint_url": sts["endpoint_url"]} if "endpoint_url" in sts else {}))
+        }
+    token_file = extra.get("assume_role_with_web_identity_token_file")
+    if not token_file:
+        found = "extra.assume_role_method = assume_role_with_web_identity without a token's file"
+        raise _refused(connection, found, "Set assume_role_with_web_identity_token_file")
+    return {
+        "AWS_ROLE_ARN": extra["role_arn"],
+        "AWS_WEB_IDENTITY_TOKEN_FILE": token_file,
+        "AWS_ROLE_SESSION_NAME": session,
+    }
+
+
+def _object(connection: Any, name: str, value: Any) -> dict[str, Any]:
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise _refused(
+            connection,
+            f"{name} that is no JSON object",
+            'Write extra as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
+        )
+    return parsed
+
+
+def _refused(connection: Any, found: str, remedy: str) -> SettingsError:
+    return SettingsError(f"the connection {shorten(connection.conn_id)}", found=found, remedy=remedy)
