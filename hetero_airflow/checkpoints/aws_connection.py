@@ -1,4 +1,4 @@
-"""What an Airflow connection of the type aws says about S3, as environment variables of boto3 and one of our own.
+"""What an Airflow connection of the type aws says about S3, as environment variables of boto3 and two of our own.
 
 The fields are those of Airflow's provider for Amazon, which is not needed here:
 https://airflow.apache.org/docs/apache-airflow-providers-amazon/stable/connections/aws.html. Fields that say who acts
@@ -15,9 +15,15 @@ from hetero_airflow.errors import SettingsError, shorten
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 """boto3's variable for the endpoint of S3 alone, not of other services."""
 
+PROFILE_VARIABLE = "HETERO_AIRFLOW_S3_PROFILE"
+"""A profile of boto3's files. Keys in a host's environment would come before ``AWS_PROFILE``."""
+
 ROLE_VARIABLE = "HETERO_AIRFLOW_S3_ROLE"
-"""A JSON object: the arguments of the call AssumeRole, and ``endpoint_url`` if STS has one of its own. boto3 reads such
-a role only from a file."""
+"""A JSON object: the arguments of the call that gives a role's keys, and if given STS's ``endpoint_url`` and a
+web identity's ``token_file``. boto3 reads the arguments only from a file, and ``AWS_ROLE_ARN`` after a host's keys."""
+
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+"""The variables whose values no log may show."""
 
 _METHODS = ("assume_role", "assume_role_with_web_identity")
 
@@ -35,17 +41,19 @@ def variables_of(connection: Any) -> Mapping[str, str]:
     keys = _object(connection, "extra.session_kwargs", extra.get("session_kwargs") or {}) | {
         name: extra[name] for name in ("aws_access_key_id", "aws_secret_access_key") if extra.get(name)
     }
+    key = connection.login or keys.get("aws_access_key_id")
     variables = {
-        "AWS_ACCESS_KEY_ID": connection.login or keys.get("aws_access_key_id"),
+        "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": connection.password or keys.get("aws_secret_access_key"),
         "AWS_SESSION_TOKEN": extra.get("aws_session_token") or keys.get("aws_session_token"),
         "AWS_DEFAULT_REGION": extra.get("region_name") or keys.get("region_name"),
-        "AWS_PROFILE": extra.get("profile_name") or keys.get("profile_name"),
+        PROFILE_VARIABLE: None if key else extra.get("profile_name") or keys.get("profile_name"),
         "AWS_CA_BUNDLE": extra.get("verify") if isinstance(extra.get("verify"), str) else None,
         ENDPOINT_VARIABLE: s3.get("endpoint_url") or extra.get("endpoint_url"),
         **_role(connection, extra, sts),
     }
-    return {name: str(value) for name, value in variables.items() if value}
+    found = {name: str(value) for name, value in variables.items() if value}
+    return {"AWS_SESSION_TOKEN": "", **found} if key else found  # a token of the host belongs to another key
 
 
 def _role(connection: Any, extra: Mapping[str, Any], sts: Mapping[str, Any]) -> dict[str, str]:
@@ -57,21 +65,16 @@ def _role(connection: Any, extra: Mapping[str, Any], sts: Mapping[str, Any]) -> 
         found = f"extra.assume_role_method = {shorten(method)}"
         raise _refused(connection, found, f"Use one of {', '.join(_METHODS)}, or let the hosts have the role")
     session = re.sub(r"[^\w+=,.@-]", "", f"Airflow_{connection.conn_id}", flags=re.ASCII)[:64]
-    if method == "assume_role":
-        arguments = _object(connection, "extra.assume_role_kwargs", extra.get("assume_role_kwargs") or {})
-        role = {"RoleSessionName": session, **arguments, "RoleArn": extra["role_arn"]}
-        return {
-            ROLE_VARIABLE: json.dumps(role | ({"endpoint_url": sts["endpoint_url"]} if "endpoint_url" in sts else {}))
-        }
-    token_file = extra.get("assume_role_with_web_identity_token_file")
-    if not token_file:
-        found = "extra.assume_role_method = assume_role_with_web_identity without a token's file"
-        raise _refused(connection, found, "Set assume_role_with_web_identity_token_file")
-    return {
-        "AWS_ROLE_ARN": extra["role_arn"],
-        "AWS_WEB_IDENTITY_TOKEN_FILE": token_file,
-        "AWS_ROLE_SESSION_NAME": session,
-    }
+    arguments = _object(connection, "extra.assume_role_kwargs", extra.get("assume_role_kwargs") or {})
+    role = {"RoleSessionName": session, **arguments, "RoleArn": extra["role_arn"]}
+    if "endpoint_url" in sts:
+        role["endpoint_url"] = sts["endpoint_url"]
+    if method != _METHODS[0]:
+        role["token_file"] = extra.get("assume_role_with_web_identity_token_file")
+        if not role["token_file"]:
+            found = f"extra.assume_role_method = {method} without a token's file"
+            raise _refused(connection, found, "Set assume_role_with_web_identity_token_file")
+    return {ROLE_VARIABLE: json.dumps(role)}
 
 
 def _object(connection: Any, name: str, value: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import contextlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from boto3.exceptions import Boto3Error  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.credentials import (  # type: ignore[import-untyped]
     AssumeRoleCredentialFetcher,
+    AssumeRoleWithWebIdentityCredentialFetcher,
     DeferredRefreshableCredentials,
 )
 from botocore.exceptions import (  # type: ignore[import-untyped]
@@ -33,7 +36,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.checkpoints.aws_connection import ROLE_VARIABLE
+from hetero_airflow.checkpoints.aws_connection import PROFILE_VARIABLE, ROLE_VARIABLE
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
 TOTAL_ATTEMPTS = 6
@@ -51,7 +54,6 @@ CREDENTIALS = {
     "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
     "aws_session_token": "AWS_SESSION_TOKEN",
     "region_name": "AWS_DEFAULT_REGION",
-    "profile_name": "AWS_PROFILE",
 }
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, TokenRetrievalError)
 REFUSED = {
@@ -82,33 +84,50 @@ def make_client(
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )
     with translated_errors(f"to make a client for {endpoint or 'S3'}"):
-        names = CREDENTIALS.items()
-        session = boto3.session.Session(**{name: (credentials or {}).get(variable) for name, variable in names})
-        role = (os.environ if credentials is None else credentials).get(ROLE_VARIABLE)
-        if role:
-            _take_role(session, json.loads(role), config, allowed)
-        client = session.client("s3", endpoint_url=endpoint, config=config)
+        given = os.environ if credentials is None else credentials
+        keys = {name: (credentials or {}).get(variable) or None for name, variable in CREDENTIALS.items()}
+        session = boto3.session.Session(profile_name=given.get(PROFILE_VARIABLE), **keys)
+        verify = given.get("AWS_CA_BUNDLE")
+        if role := given.get(ROLE_VARIABLE):
+            _take_role(session, json.loads(role), allowed, config, verify=verify)
+        client = session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
     check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may name another endpoint
     return client
 
 
-def _take_role(session: Any, role: Mapping[str, Any], config: Config, allowed: Collection[str]) -> None:
+def _take_role(session: Any, role: Mapping[str, Any], allowed: Collection[str], config: Config, **options: Any) -> None:
     """Let the session's clients use a role's keys, which botocore renews before they expire.
 
+    :param options: of STS's client, besides its configuration
     :raises NoCredentialsError: nobody is there to take the role
     """
-    endpoint, own = role.get("endpoint_url"), session.get_credentials()
-    if own is None:
-        raise NoCredentialsError
+    arguments = dict(role)
+    arn, endpoint, token_file = (arguments.pop(name, None) for name in ("RoleArn", "endpoint_url", "token_file"))
 
     def sts(*names: Any, **keys: Any) -> Any:
-        client = session._session.create_client(*names, **keys, config=config, endpoint_url=endpoint)
+        keys["config"] = config.merge(keys.get("config") or Config())
+        client = session._session.create_client(*names, **keys, **options, endpoint_url=endpoint)
         check_endpoint(client.meta.endpoint_url, [*allowed, *([endpoint] if endpoint else [])])
         return client
 
-    arguments = {name: value for name, value in role.items() if name not in ("RoleArn", "endpoint_url")}
-    fetch = AssumeRoleCredentialFetcher(sts, own, role["RoleArn"], extra_args=arguments).fetch_credentials
-    session._session._credentials = DeferredRefreshableCredentials(fetch, "assume-role")  # so does Airflow's provider
+    if token_file:
+        fetcher = AssumeRoleWithWebIdentityCredentialFetcher(
+            sts, partial(_token, token_file), arn, extra_args=arguments
+        )
+    elif own := session.get_credentials():
+        fetcher = AssumeRoleCredentialFetcher(sts, own, arn, extra_args=arguments)
+    else:
+        raise NoCredentialsError
+    # as Airflow's provider does it
+    session._session._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+
+
+def _token(path: str) -> str:
+    """A web identity's token; the platform replaces the file before it expires."""
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise TokenRetrievalError(provider="web identity", error_msg=f"{path}: {error.strerror}") from error
 
 
 def check_endpoint(endpoint: str, allowed: Collection[str]) -> None:
@@ -176,8 +195,8 @@ def translated_errors(asked: str) -> Iterator[None]:
 
 
 def _remedy(code: str, operation: str) -> str:
-    if operation == "AssumeRole":
-        return "Let the connection's user take the role (sts:AssumeRole), or correct role_arn in the connection"
+    if operation.startswith("AssumeRole"):
+        return f"Let the connection's user take the role (sts:{operation}), or correct role_arn in the connection"
     if code in REFUSED:
         return "Give its key s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket there"
     if code == "NoSuchBucket":
