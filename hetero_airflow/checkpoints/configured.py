@@ -13,8 +13,9 @@ from airflow.configuration import get_airflow_home
 from airflow.sdk import Connection
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
 
-from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE, variables_of
+from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE, SECRETS, variables_of
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.opening import open_store, split_url
@@ -90,18 +91,22 @@ def checkpoint_place(
 def store_credentials(conn_id: str) -> Mapping[str, str]:
     """The environment variables for the connection; empty without one. Blocks: a trigger calls it in a thread.
 
+    From then on Airflow masks the secrets among them in the logs of this process.
+
     :raises SettingsError: there is no such connection, or it can't be read
     """
     if not conn_id:
         return {}
     try:
-        return variables_of(Connection.get(conn_id))
+        variables = variables_of(Connection.get(conn_id))
     except AirflowNotFoundException:
         raise SettingsError(
             f"[{SECTION}] checkpoint_conn_id = {shorten(conn_id)}",
             found="no such connection",
             remedy="Add it with `airflow connections add`, of type aws, or leave the option empty",
         ) from None
+    mask_secret([variables[name] for name in SECRETS if variables.get(name)])
+    return variables
 
 
 def configured_store(options: CheckpointOptions) -> CheckpointStore:

@@ -1,6 +1,7 @@
 import pytest
 from airflow.sdk import Connection
 
+from hetero_airflow.checkpoints import configured as configured_module
 from hetero_airflow.checkpoints.configured import (
     CheckpointOptions,
     checkpoint_options,
@@ -99,3 +100,11 @@ def test_a_place_holds_no_secret_and_allows_the_connections_endpoint():
         endpoints=("https://other.example", "https://minio.example"),
     )
     assert "secret" not in place.model_dump_json()
+
+
+def test_the_secrets_of_a_connection_are_masked(connection, monkeypatch):
+    masked = []
+    monkeypatch.setattr(configured_module, "mask_secret", masked.append)
+    connection(extra='{"aws_secret_access_key": "hunter2", "region_name": "eu-central-1"}')
+    store_credentials("models")
+    assert masked == [["hunter2"]]
