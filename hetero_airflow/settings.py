@@ -137,22 +137,22 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint_url",
         "",
         "string",
-        "Where checkpoints go: file:///shared/folder or s3://bucket/prefix. Empty: the folder checkpoints in "
-        "AIRFLOW_HOME, which only this host can read.",
+        "Where checkpoints go: file:///shared/folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. "
+        "Empty: the folder checkpoints in AIRFLOW_HOME, which only this host can read.",
     ),
     Option(
         "checkpoint_conn_id",
         "",
         "string",
-        "Airflow connection (type aws) with the key or the role, the region and the endpoint_url of the object store. "
-        "Empty: what boto3 finds by itself, at the endpoints of AWS.",
+        "Airflow connection (type aws, google_cloud_platform or wasb) with the credentials and the endpoint of the "
+        "object store. Empty: what the provider's own tools find on the host, at the provider's endpoints.",
     ),
     Option(
         "checkpoint_endpoints",
         "",
         "string",
-        "Endpoints of S3-compatible stores that tasks may use, as in https://minio.example:9000, separated by commas. "
-        "The endpoint of the connection and those of AWS are always allowed.",
+        "Other endpoints of object stores that tasks may use, as in https://minio.example:9000, separated by commas. "
+        "The endpoint of the connection and those of AWS, Google and Azure are always allowed.",
     ),
     Option(
         "grace_s",

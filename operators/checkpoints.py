@@ -12,6 +12,7 @@ from hetero_airflow.checkpoints.configured import (
     checkpoint_options,
     checkpoint_place,
     store_credentials,
+    store_fields,
 )
 from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.opening import check_url, open_store
@@ -117,7 +118,7 @@ def checkpoint_variables(
     :raises SettingsError: the configuration can't be read, or names a missing connection
     """
     options = checkpoint_options()
-    credentials = store_credentials(options.conn_id)
+    credentials = store_credentials(options)
     place = _place(context, arguments, lease, options, credentials)
     gang = lease.gang if lease and is_one_training else None
     if gang is not None:
@@ -129,7 +130,8 @@ def checkpoint_variables(
     if states is not None and not is_local_run():
         recorded = states.get(CHECKPOINT)
         if isinstance(recorded, dict) and recorded.get("epoch") == place.epoch and isinstance(recorded.get("url"), str):
-            place = place.model_copy(update={"url": recorded["url"], HOST_BOUND: recorded.get(HOST_BOUND) is True})
+            fields = store_fields(recorded["url"], options, credentials)
+            place = place.model_copy(update=fields | {HOST_BOUND: recorded.get(HOST_BOUND) is True})
         states.set(CHECKPOINT, place.model_dump(include={"url", "path", "epoch", HOST_BOUND}))
     return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
 
@@ -155,6 +157,6 @@ def _place(
     )
     retention = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
     if arguments.url and not is_local_run():
-        return place.model_copy(update=retention | {"url": arguments.url})
+        return place.model_copy(update=retention | store_fields(arguments.url, options, credentials))
     is_host_bound = options.is_default and lease is not None and lease.is_remote
     return place.model_copy(update=retention | {HOST_BOUND: is_host_bound})

@@ -19,7 +19,7 @@ from kubernetes.client import (  # type: ignore[import-untyped]
     V1SecurityContext,
 )
 
-from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE
+from hetero_airflow.checkpoints import aws_connection, azure_connection
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import is_template
@@ -43,7 +43,15 @@ from hetero_airflow.units import MAX_DURATION_S
 
 T = TypeVar("T")
 
-_PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
+_PUBLIC_VARIABLES = frozenset(
+    {
+        CHECKPOINT_VARIABLE,
+        aws_connection.ENDPOINT_VARIABLE,
+        "AWS_DEFAULT_REGION",
+        azure_connection.ENDPOINT_VARIABLE,
+        "AZURE_STORAGE_ACCOUNT_NAME",
+    }
+)
 """Variables that are no secret."""
 _OF_SIDECAR = V1SecurityContext(allow_privilege_escalation=False, capabilities=V1Capabilities(drop=["ALL"]))
 _REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "spot", "priority", "wait_timeout")
@@ -292,7 +300,7 @@ class DevicePodOperator(KubernetesPodOperator):
         url = CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]).url
         parts = split_url(url)
         if parts.scheme == "file" and not _is_mounted(parts.path, pod):
-            remedy = "Mount one with volumes and volume_mounts, or use s3://bucket/prefix"
+            remedy = "Mount one with volumes and volume_mounts, or use an object store"
             error = RequestError("checkpoint", url, found="no volume of the pod at that folder", remedy=remedy)
             raise AirflowFailException(str(error))
         public = {name: value for name, value in variables.items() if name in _PUBLIC_VARIABLES}

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
 
-from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP, OBJECT_STORES
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.configured import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
@@ -155,7 +155,7 @@ class _BucketStores:
     def __init__(self) -> None:
         self._options = checkpoint_options()
         try:
-            self._credentials = store_credentials(self._options.conn_id)
+            self._credentials = store_credentials(self._options)
         except AirflowRuntimeError as error:
             raise CheckpointStoreUnavailable(
                 f"the Airflow connection {self._options.conn_id}", found=f"{error}", remedy="The trigger asks again"
@@ -168,10 +168,11 @@ class _BucketStores:
     def _open(self, url: str) -> CheckpointStore:
         options = replace(self._options, url=url)
         place = checkpoint_place("", "", "", -1, epoch=None, options=options, credentials=self._credentials)
-        if split_url(url).scheme != "s3":
+        scheme = split_url(url).scheme
+        if scheme not in OBJECT_STORES:
             return open_store(place)
         # keep credentials from other triggers; one request for each read: the poller asks again at its rate
-        store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, "s3")(
+        store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, scheme)(
             place, self._credentials, attempts=1, share_client_of=self._first
         )
         self._first = store

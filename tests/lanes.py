@@ -22,6 +22,7 @@ AIRFLOWS = {
     "Edge": ("tests/system/test_edge.py",),
     "outages": ("tests/system/test_outages.py",),
     "preload": ("tests/system/test_preload.py",),
+    "object stores": ("tests/system/test_object_stores.py",),
     "stopping": ("tests/system/test_stopping.py",),
     "killed scheduler": ("tests/metrics/test_killed_scheduler.py",),
     "speeds": ("tests/system/test_learned_speeds.py",),
@@ -33,6 +34,7 @@ AIRFLOWS = {
 COMPUTING = {
     "lint": ("tests/test_lint.py",),
     "command line": ("tests/cli/",),
+    "checkpoints": ("tests/checkpoints/",),
 }
 """The same for tests without an Airflow of their own that share a fixture over several files."""
 

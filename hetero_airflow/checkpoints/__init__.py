@@ -9,5 +9,10 @@ GROUP = "hetero_airflow.checkpoint_stores"
 CHECKPOINT_STORES: dict[str, str] = {
     "file": "hetero_airflow.checkpoints.filesystem:open_filesystem",
     "s3": "hetero_airflow.checkpoints.object_store:open_object_store",
+    "gs": "hetero_airflow.checkpoints.cloud_store:open_google",
+    "az": "hetero_airflow.checkpoints.cloud_store:open_azure",
 }
 """Scheme of the URL → "module:function"; the function takes a `CheckpointPlace` and returns a `CheckpointStore`."""
+
+OBJECT_STORES = ("s3", "gs", "az")
+"""Those whose function also takes credentials, a number of attempts, and a store with which to share a client."""

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.checkpoints.connection_fields import extra_of, object_in, refused
+from hetero_airflow.errors import shorten
 
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 """boto3's variable for the endpoint of S3 alone, not of other services."""
@@ -33,12 +34,14 @@ def variables_of(connection: Any) -> Mapping[str, str]:
 
     :raises SettingsError: its extra is no JSON object, or a field that can't be honoured; no secret is in the text
     """
-    extra = _object(connection, "extra", connection.extra or "{}")
-    services = _object(connection, "extra.service_config", extra.get("service_config") or {})
-    s3, sts = (_object(connection, f"extra.service_config.{name}", services.get(name) or {}) for name in ("s3", "sts"))
+    extra = extra_of(connection)
+    services = object_in(connection, "extra.service_config", extra.get("service_config") or {})
+    s3, sts = (
+        object_in(connection, f"extra.service_config.{name}", services.get(name) or {}) for name in ("s3", "sts")
+    )
     if extra.get("verify") in (False, "false", "False"):
-        raise _refused(connection, "extra.verify = false", "Name the file of your certificates: verify=/path/ca.pem")
-    keys = _object(connection, "extra.session_kwargs", extra.get("session_kwargs") or {}) | {
+        raise refused(connection, "extra.verify = false", "Name the file of your certificates: verify=/path/ca.pem")
+    keys = object_in(connection, "extra.session_kwargs", extra.get("session_kwargs") or {}) | {
         name: extra[name] for name in ("aws_access_key_id", "aws_secret_access_key") if extra.get(name)
     }
     key = connection.login or keys.get("aws_access_key_id")
@@ -63,9 +66,9 @@ def _role(connection: Any, extra: Mapping[str, Any], sts: Mapping[str, Any]) -> 
     method = extra.get("assume_role_method") or _METHODS[0]
     if method not in _METHODS:
         found = f"extra.assume_role_method = {shorten(method)}"
-        raise _refused(connection, found, f"Use one of {', '.join(_METHODS)}, or let the hosts have the role")
+        raise refused(connection, found, f"Use one of {', '.join(_METHODS)}, or let the hosts have the role")
     session = re.sub(r"[^\w+=,.@-]", "", f"Airflow_{connection.conn_id}", flags=re.ASCII)[:64]
-    arguments = _object(connection, "extra.assume_role_kwargs", extra.get("assume_role_kwargs") or {})
+    arguments = object_in(connection, "extra.assume_role_kwargs", extra.get("assume_role_kwargs") or {})
     role = {"RoleSessionName": session, **arguments, "RoleArn": extra["role_arn"]}
     if "endpoint_url" in sts:
         role["endpoint_url"] = sts["endpoint_url"]
@@ -73,23 +76,5 @@ def _role(connection: Any, extra: Mapping[str, Any], sts: Mapping[str, Any]) -> 
         role["token_file"] = extra.get("assume_role_with_web_identity_token_file")
         if not role["token_file"]:
             found = f"extra.assume_role_method = {method} without a token's file"
-            raise _refused(connection, found, "Set assume_role_with_web_identity_token_file")
+            raise refused(connection, found, "Set assume_role_with_web_identity_token_file")
     return {ROLE_VARIABLE: json.dumps(role)}
-
-
-def _object(connection: Any, name: str, value: Any) -> dict[str, Any]:
-    try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise _refused(
-            connection,
-            f"{name} that is no JSON object",
-            'Write extra as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
-        )
-    return parsed
-
-
-def _refused(connection: Any, found: str, remedy: str) -> SettingsError:
-    return SettingsError(f"the connection {shorten(connection.conn_id)}", found=found, remedy=remedy)

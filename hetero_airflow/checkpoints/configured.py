@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from airflow.configuration import get_airflow_home
 from airflow.sdk import Connection
@@ -15,7 +17,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
-from hetero_airflow.checkpoints.aws_connection import ENDPOINT_VARIABLE, SECRETS, variables_of
+from hetero_airflow.checkpoints import OBJECT_STORES, aws_connection, azure_connection, google_connection
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.opening import open_store, split_url
@@ -24,17 +26,28 @@ from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
 
+_READERS: Mapping[str, tuple[str, ModuleType]] = {
+    "wasb": ("az", azure_connection),
+    "google_cloud_platform": ("gs", google_connection),
+}
+"""Type of a connection → scheme of its store, and what reads it; all other types are read as aws."""
+
+_TYPES = {"az": "wasb", "gs": "google_cloud_platform", "s3": "aws"}
+
+_ENDPOINTS = {"s3": aws_connection.ENDPOINT_VARIABLE, "az": azure_connection.ENDPOINT_VARIABLE}
+"""Scheme of a URL → variable with the endpoint of the connection."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """The options of [hetero] about checkpoints. Contains no secret."""
 
     url: str
-    """``file:///folder`` or ``s3://bucket/prefix``."""
+    """``file:///folder``, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``."""
     conn_id: str = ""
-    """Empty: boto3 searches for credentials itself."""
+    """Empty: the store's library searches for credentials itself."""
     endpoints: tuple[str, ...] = ()
-    """Endpoints that are allowed besides those of AWS and of the connection."""
+    """Endpoints that are allowed besides those of the providers and of the connection."""
     is_default: bool = False
     """No URL is configured: other hosts may not share the folder of this one."""
 
@@ -76,36 +89,43 @@ def checkpoint_place(
     >>> checkpoint_place("etl", "fit", "r1", -1, epoch=2, token=7, options=options).path
     'etl/fit/r1/-1'
     """
-    endpoint = (credentials or {}).get(ENDPOINT_VARIABLE)
-    allowed = (*options.endpoints, *((endpoint,) if endpoint and endpoint not in options.endpoints else ()))
     return CheckpointPlace(
-        url=options.url,
         path=checkpoint_path(dag_id, task_id, run_id, map_index),
         epoch=epoch,
         token=token,
-        endpoint=endpoint,
-        endpoints=allowed,
+        **store_fields(options.url, options, credentials or {}),
     )
 
 
-def store_credentials(conn_id: str) -> Mapping[str, str]:
+def store_fields(url: str, options: CheckpointOptions, credentials: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a place that say in which store it is. The connection's endpoint counts for its kind of store."""
+    endpoint = credentials.get(_ENDPOINTS.get(split_url(url).scheme, ""))
+    allowed = (*options.endpoints, *((endpoint,) if endpoint and endpoint not in options.endpoints else ()))
+    return {"url": url, "endpoint": endpoint, "endpoints": allowed}
+
+
+def store_credentials(options: CheckpointOptions) -> Mapping[str, str]:
     """The environment variables for the connection; empty without one. Blocks: a trigger calls it in a thread.
 
     From then on Airflow masks the secrets among them in the logs of this process.
 
-    :raises SettingsError: there is no such connection, or it can't be read
+    :raises SettingsError: there is no such connection, it can't be read, or it is of another kind of store
     """
-    if not conn_id:
+    if not options.conn_id:
         return {}
+    asked = f"[{SECTION}] checkpoint_conn_id = {shorten(options.conn_id)}"
     try:
-        variables = variables_of(Connection.get(conn_id))
+        connection = Connection.get(options.conn_id)
     except AirflowNotFoundException:
-        raise SettingsError(
-            f"[{SECTION}] checkpoint_conn_id = {shorten(conn_id)}",
-            found="no such connection",
-            remedy="Add it with `airflow connections add`, of type aws, or leave the option empty",
-        ) from None
-    mask_secret([variables[name] for name in SECRETS if variables.get(name)])
+        remedy = "Add it with `airflow connections add`, or leave the option empty"
+        raise SettingsError(asked, found="no such connection", remedy=remedy) from None
+    scheme, module = _READERS.get(connection.conn_type, ("s3", aws_connection))
+    configured = split_url(options.url).scheme
+    if configured != scheme and configured in OBJECT_STORES:
+        found = f"a connection of the type {shorten(connection.conn_type)} for a checkpoint_url of {configured}://"
+        raise SettingsError(asked, found=found, remedy=f"Use a connection of the type {_TYPES[configured]}")
+    variables: Mapping[str, str] = module.variables_of(connection)
+    mask_secret([variables[name] for name in module.SECRETS if variables.get(name)])
     return variables
 
 
@@ -114,7 +134,7 @@ def configured_store(options: CheckpointOptions) -> CheckpointStore:
 
     :raises SettingsError: an option can't be used
     """
-    credentials = store_credentials(options.conn_id)
+    credentials = store_credentials(options)
     os.environ.update(credentials)
     return open_store(checkpoint_place("-", "-", "-", -1, options=options, credentials=credentials))
 

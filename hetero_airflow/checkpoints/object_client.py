@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3  # type: ignore[import-untyped]
 from boto3.exceptions import Boto3Error  # type: ignore[import-untyped]
@@ -37,7 +36,8 @@ from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-un
 from urllib3.exceptions import HTTPError
 
 from hetero_airflow.checkpoints.aws_connection import PROFILE_VARIABLE, ROLE_VARIABLE
-from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
+from hetero_airflow.checkpoints.endpoints import check_endpoint
+from hetero_airflow.errors import CheckpointStoreUnavailable
 
 TOTAL_ATTEMPTS = 6
 """With exponential, random waits of about 15 s in total: botocore's standard mode, see
@@ -47,7 +47,6 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 
 AWS = (".amazonaws.com", ".amazonaws.com.cn")
-PORTS = {"http": 80, "https": 443}
 
 CREDENTIALS = {
     "aws_access_key_id": "AWS_ACCESS_KEY_ID",
@@ -74,7 +73,7 @@ def make_client(
     :raises SettingsError: an endpoint, given or configured for boto3, that is neither AWS's own nor allowed
     """
     if endpoint is not None:
-        check_endpoint(endpoint, allowed)
+        check_endpoint(endpoint, allowed, AWS)
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_S,
@@ -91,7 +90,7 @@ def make_client(
         if role := given.get(ROLE_VARIABLE):
             _take_role(session, json.loads(role), allowed, config, verify=verify)
         client = session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
-    check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may name another endpoint
+    check_endpoint(client.meta.endpoint_url, allowed, AWS)  # AWS_ENDPOINT_URL or a profile may name another endpoint
     return client
 
 
@@ -107,7 +106,7 @@ def _take_role(session: Any, role: Mapping[str, Any], allowed: Collection[str], 
     def sts(*names: Any, **keys: Any) -> Any:
         keys["config"] = config.merge(keys.get("config") or Config())
         client = session._session.create_client(*names, **keys, **options, endpoint_url=endpoint)
-        check_endpoint(client.meta.endpoint_url, [*allowed, *([endpoint] if endpoint else [])])
+        check_endpoint(client.meta.endpoint_url, [*allowed, *([endpoint] if endpoint else [])], AWS)
         return client
 
     if token_file:
@@ -128,37 +127,6 @@ def _token(path: str) -> str:
         return Path(path).read_text()
     except OSError as error:
         raise TokenRetrievalError(provider="web identity", error_msg=f"{path}: {error.strerror}") from error
-
-
-def check_endpoint(endpoint: str, allowed: Collection[str]) -> None:
-    """Check that an endpoint is AWS's own or an allowed one: same scheme, host and port.
-
-    >>> check_endpoint("https://minio.example:443/", ["https://MINIO.example"])
-
-    :raises SettingsError: it is not, or has a user or password
-    """
-    origin = _origin(endpoint)
-    if origin in map(_origin, allowed) or (origin[0] == "https" and origin[1].endswith(AWS)):
-        return
-    raise SettingsError(
-        f"endpoint {origin[0]}://{shorten(origin[1])[1:-1]}:{origin[2]}",
-        found="neither AWS's own nor an allowed one",
-        remedy="Use the endpoint of the connection in checkpoint_conn_id, or add it to checkpoint_endpoints",
-    )
-
-
-def _origin(endpoint: str) -> tuple[str, str, int]:
-    try:
-        parts = urlsplit(endpoint)
-        if parts.scheme in PORTS and parts.hostname and "@" not in parts.netloc:
-            return parts.scheme, parts.hostname.lower(), parts.port or PORTS[parts.scheme]
-    except ValueError:
-        pass
-    raise SettingsError(
-        "endpoint of a checkpoint store",  # not shown: it may hold a password
-        found="no http:// or https:// address, or one with a user",
-        remedy="Write https://host:port",
-    )
 
 
 def status_of(error: ClientError) -> tuple[int, str]:

@@ -10,14 +10,14 @@ from hetero_airflow.registry import load, names
 from hetero_airflow.validation import did_you_mean
 
 NAME = "checkpoint_url"
-REMEDY = f"Set {NAME} to file:///shared/folder or s3://bucket/prefix"
+REMEDY = f"Set {NAME} to file:///shared/folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 
 
 def open_store(place: CheckpointPlace) -> CheckpointStore:
     """The store of a place. Its keys are below the place's URL. Opens no connection yet.
 
     :raises SettingsError: a URL that can't be read, a scheme without a store, or an endpoint that is not allowed
-    :raises RegistryError: the store's library is missing: boto3 comes with the extra ``s3``
+    :raises RegistryError: the store's library is missing: boto3 comes with the extra ``s3``, obstore with ``cloud``
     """
     store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, check_url(place.url).scheme)(place)
     return store

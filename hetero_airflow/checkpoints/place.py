@@ -20,7 +20,7 @@ class CheckpointPlace(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
-    """``file:///folder`` or ``s3://bucket/prefix``."""
+    """``file:///folder``, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or ``az://container/prefix``."""
     path: str
     """The task instance's path below the URL: see `checkpoint_path`."""
     epoch: int | None = 0
@@ -29,9 +29,9 @@ class CheckpointPlace(BaseModel):
     token: int | None = None
     """Fencing token of the lease. None: there is no lease, and the run that begins last may publish."""
     endpoint: str | None = None
-    """The URL of an S3-compatible store; None for AWS."""
+    """The URL of the store; None for the provider's own."""
     endpoints: tuple[str, ...] = ()
-    """Endpoints that are allowed in addition to AWS's own."""
+    """Endpoints that are allowed in addition to the provider's own."""
     keep_last: int = Field(default=3, ge=1)
     keep_best: str | None = None
     """``min:loss`` or ``max:accuracy``: also keep the best checkpoint by a metric."""

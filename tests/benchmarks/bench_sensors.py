@@ -106,7 +106,7 @@ def _publish(run_id, folder):
     from hetero_airflow.checkpoints.publishing import claim_place, publish
 
     options = checkpoint_options()
-    credentials = store_credentials(options.conn_id)
+    credentials = store_credentials(options)
     place = checkpoint_place("train", "fit", run_id, -1, epoch=0, token=1, options=options, credentials=credentials)
     store = open_store(place)
     publish(store, claim_place(store, place), folder, step=1, metrics={}, now=datetime.now(UTC))

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from tests.chaos.catalogue import FAULTS
 from tests.chaos.scene import Scene
 from tests.chaos.table import Table
-from tests.checkpoints.test_object_store_faults import Proxy
+from tests.checkpoints.fault_proxy import FaultProxy, fault_proxy
 from tests.postgres_server import running_postgres
 from tests.system.fleet_runs import with_example
 
@@ -75,26 +75,20 @@ def table() -> Iterator[Table]:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[Proxy]:
+def s3() -> Iterator[FaultProxy]:
     """Forwards requests to moto's HTTP server, except for those that a fault lets fail."""
     for name in ("werkzeug", "botocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    proxy = Proxy(f"http://{host}:{port}")
-    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    with pytest.MonkeyPatch.context() as patch:
+    with fault_proxy(f"http://{host}:{port}") as proxy, pytest.MonkeyPatch.context() as patch:
         for name, value in S3.items():
             patch.setenv(name, value)
         client = boto3.client("s3", endpoint_url=proxy.url)
         client.create_bucket(Bucket="chaos")
         client.close()
         yield proxy
-    proxy.shutdown()
-    thread.join()
-    proxy.server_close()
     server.stop()
 
 
@@ -117,7 +111,7 @@ def service_manager(airflow: LocalAirflow) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterator[Scene]:
+def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: FaultProxy) -> Iterator[Scene]:
     """Airflow on the chosen database, before the first fault."""
     home = tmp_path_factory.mktemp("chaos")
     connection = {

@@ -23,7 +23,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.runtime.state.files import read_state
 from tests.chaos.reference import Reference
-from tests.checkpoints.test_object_store_faults import Fault
+from tests.checkpoints.fault_proxy import Fault
 
 PATIENCE_S = 300.0
 """The time limit of each wait. The machine may be busy with other work."""

@@ -1,6 +1,8 @@
-"""Every store, empty: the file system, and S3 as moto's real HTTP server."""
+"""Every store, empty: the file system, S3 as moto's HTTP server, Azure as Azurite, Google as a stub of our own."""
 
 import functools
+import json
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import count
@@ -10,6 +12,8 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from moto.server import ThreadedMotoServer
 
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, object_store
@@ -17,12 +21,18 @@ from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.object_client import make_client
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
+from tests.checkpoints.azurite_server import ACCOUNT, KEY, azurite, make_container
+from tests.checkpoints.google_stub import GoogleStub
 
 NewPlace = Callable[..., CheckpointPlace]
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-@pytest.fixture(params=CHECKPOINT_STORES)
+STORES = [pytest.param("az", marks=pytest.mark.system) if name == "az" else name for name in CHECKPOINT_STORES]
+"""Azurite takes half a minute to install."""
+
+
+@pytest.fixture(params=STORES)
 def new_place(request: pytest.FixtureRequest) -> NewPlace:
     """Makes places in one store of each kind."""
     return request.getfixturevalue(f"{request.param}_place")  # type: ignore[no-any-return]
@@ -115,17 +125,67 @@ def new_bucket(s3_server: str) -> Iterator[Callable[[], str]]:
 @pytest.fixture
 def s3_place(s3_server: str, new_bucket: Callable[[], str], s3_credentials: None) -> NewPlace:
     """Makes places in a bucket of their own."""
-    bucket = new_bucket()
+    return _places("s3", new_bucket(), s3_server)
 
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the account in Azurite."""
+    with azurite(tmp_path_factory.mktemp("azurite") / "server") as address:
+        yield address
+
+
+@pytest.fixture
+def az_place(azure_server: str, cloud_credentials: None, monkeypatch: pytest.MonkeyPatch) -> NewPlace:
+    """Makes places in a container of their own."""
+    container = f"container-{next(BUCKETS)}"
+    make_container(azure_server, container)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+    return _places("az", container, azure_server)
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[GoogleStub]:
+    """A stub of Google Cloud Storage."""
+    with GoogleStub() as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def google_key(google_server: GoogleStub) -> str:
+    """The JSON text of a service account's key."""
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return json.dumps(
+        {"type": "service_account", "client_email": "a@b", "private_key": key.decode(), "private_key_id": "k"}
+    )
+
+
+@pytest.fixture
+def gs_place(
+    google_server: GoogleStub, google_key: str, cloud_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> NewPlace:
+    """Makes places in a bucket of their own."""
+    bucket = f"bucket-{next(BUCKETS)}"
+    google_server.buckets.add(bucket)
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", google_key)
+    return _places("gs", bucket, google_server.url)
+
+
+@pytest.fixture
+def cloud_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the user's."""
+    for name in os.environ:
+        if name.startswith(("AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+
+
+def _places(scheme: str, bucket: str, server: str) -> NewPlace:
     def make(**fields: object) -> CheckpointPlace:
-        return CheckpointPlace.model_validate(
-            {
-                "url": f"s3://{bucket}/a%20prefix/b",
-                "path": "dag/task/run/-1",
-                "endpoint": s3_server,
-                "endpoints": (s3_server,),
-            }
-            | fields
-        )
+        given = {"url": f"{scheme}://{bucket}/a%20prefix/b", "path": "dag/task/run/-1"}
+        return CheckpointPlace.model_validate(given | {"endpoint": server, "endpoints": (server,)} | fields)
 
     return make

@@ -7,6 +7,7 @@ from hetero_airflow.checkpoints.configured import (
     checkpoint_options,
     checkpoint_place,
     store_credentials,
+    store_fields,
 )
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.errors import SettingsError
@@ -60,7 +61,7 @@ def test_a_connection_becomes_what_boto3_reads(connection):
         password="secret",
         extra='{"region_name": "eu-central-1", "endpoint_url": "https://minio.example", "aws_session_token": "token"}',
     )
-    assert store_credentials("models") == {
+    assert store_credentials(CheckpointOptions("s3://models", "models")) == {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_SESSION_TOKEN": "token",
@@ -71,20 +72,20 @@ def test_a_connection_becomes_what_boto3_reads(connection):
 
 def test_options_that_the_connection_lacks_are_left_to_boto3(connection):
     connection()
-    assert store_credentials("models") == {}
-    assert store_credentials("") == {}
+    assert store_credentials(CheckpointOptions("s3://models", "models")) == {}
+    assert store_credentials(CheckpointOptions("s3://models", "")) == {}
 
 
 def test_a_connection_that_cant_be_read_is_refused(connection):
     connection(extra="[1]", password="secret")
     with pytest.raises(SettingsError, match="no JSON object") as caught:
-        store_credentials("models")
+        store_credentials(CheckpointOptions("s3://models", "models"))
     assert "secret" not in str(caught.value)
 
 
 def test_a_connection_that_is_not_there_is_named():
     with pytest.raises(SettingsError, match="checkpoint_conn_id = 'nothing'"):
-        store_credentials("nothing")
+        store_credentials(CheckpointOptions("s3://models", "nothing"))
 
 
 def test_a_place_holds_no_secret_and_allows_the_connections_endpoint():
@@ -102,9 +103,31 @@ def test_a_place_holds_no_secret_and_allows_the_connections_endpoint():
     assert "secret" not in place.model_dump_json()
 
 
+@pytest.mark.parametrize(
+    ("url", "conn_type", "wanted"),
+    [
+        ("gs://models", "aws", "google_cloud_platform"),
+        ("az://models", "google_cloud_platform", "wasb"),
+        ("s3://models", "wasb", "aws"),
+    ],
+)
+def test_a_connection_to_another_store_is_refused(monkeypatch, url, conn_type, wanted):
+    monkeypatch.setenv("AIRFLOW_CONN_MODELS", Connection(conn_id="models", conn_type=conn_type, login="a").as_json())
+    with pytest.raises(SettingsError, match=f"{conn_type}.*Use a connection of the type {wanted}"):
+        store_credentials(CheckpointOptions(url, "models"))
+
+
+def test_an_endpoint_counts_only_for_the_connections_own_store():
+    credentials = {"AWS_ENDPOINT_URL_S3": "https://minio.example"}
+    options = CheckpointOptions("s3://models", "models")
+    assert store_fields("s3://other", options, credentials)["endpoint"] == "https://minio.example"
+    for url in ("gs://other", "az://other", "file:///other"):
+        assert store_fields(url, options, credentials) == {"url": url, "endpoint": None, "endpoints": ()}
+
+
 def test_the_secrets_of_a_connection_are_masked(connection, monkeypatch):
     masked = []
     monkeypatch.setattr(configured_module, "mask_secret", masked.append)
     connection(extra='{"aws_secret_access_key": "hunter2", "region_name": "eu-central-1"}')
-    store_credentials("models")
+    store_credentials(CheckpointOptions("s3://models", "models"))
     assert masked == [["hunter2"]]

@@ -6,7 +6,8 @@ import pytest
 
 from hetero_airflow import registry
 from hetero_airflow.checkpoints import CHECKPOINT_STORES
-from hetero_airflow.checkpoints.object_client import check_endpoint, make_client
+from hetero_airflow.checkpoints.endpoints import check_endpoint
+from hetero_airflow.checkpoints.object_client import AWS, make_client
 from hetero_airflow.checkpoints.opening import open_store, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError
@@ -45,10 +46,10 @@ def test_a_path_is_unquoted() -> None:
 
 def test_a_store_of_another_package_is_opened_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
-        name, value = "gs", "builtins:repr"
+        name, value = "memory", "builtins:repr"
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point])
-    place = CheckpointPlace(url="gs://bucket", path="d/t/r/-1")
+    place = CheckpointPlace(url="memory://bucket", path="d/t/r/-1")
     assert open_store(place) == repr(place)
 
 
@@ -71,7 +72,7 @@ PLACE = CheckpointPlace(url="s3://bucket/prefix", path="d/t/r/-1")
     ],
 )
 def test_an_endpoint_of_aws_or_an_allowed_one_is_taken(endpoint: str, allowed: list[str]) -> None:
-    check_endpoint(endpoint, allowed)
+    check_endpoint(endpoint, allowed, AWS)
 
 
 @pytest.mark.parametrize(

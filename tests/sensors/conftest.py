@@ -108,7 +108,7 @@ def publish(tmp_path, monkeypatch):
     def _publish(step, *, dag="train", task="fit", run_id="r1", epoch=0, is_final=False, url=None, **metrics):
         options = checkpoint_options()
         options = replace(options, url=url or options.url)
-        credentials = store_credentials(options.conn_id)
+        credentials = store_credentials(options)
         place = checkpoint_place(
             dag, task, run_id, -1, epoch=epoch, token=1 + epoch, options=options, credentials=credentials
         )

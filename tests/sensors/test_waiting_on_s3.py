@@ -132,7 +132,7 @@ def test_an_endpoint_that_is_not_allowed_ends_it_with_the_error(run, s3, monkeyp
     monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps(elsewhere))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     error = run(first_event(trigger()))["error"]
-    assert "neither AWS's own nor an allowed one" in error
+    assert "neither the provider's own nor an allowed one" in error
     assert s3.requests == []
 
 
@@ -223,7 +223,7 @@ def test_a_url_opens_no_endpoint_that_is_not_allowed(run, s3, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps({"conn_type": "aws", "login": "testing", "password": "x"}))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     waiting = CheckpointTrigger("train", "fit", "r1", condition={"step": 1}, url="s3://elsewhere/team-b")
-    assert "neither AWS's own nor an allowed one" in run(first_event(waiting))["error"]
+    assert "neither the provider's own nor an allowed one" in run(first_event(waiting))["error"]
     assert s3.requests == []
 
 

@@ -1,0 +1,227 @@
+"""Checkpoints in Azure Blob Storage and Google Cloud Storage, with obstore (extra ``cloud``).
+
+Compare-and-swap is ``If-None-Match: *`` and ``If-Match`` with an ETag on Azure, and the preconditions of generations on
+Google. An upload that a killed process left unfinished costs nothing on Azure after a week; on Google, set the bucket's
+lifecycle rule AbortIncompleteMultipartUpload.
+"""
+
+import contextlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore
+
+from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
+from hetero_airflow.checkpoints.cloud_client import (
+    ATTEMPTS,
+    azure_client,
+    code_of,
+    google_client,
+    is_cut_off,
+    translated_errors,
+)
+from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
+from hetero_airflow.checkpoints.opening import REMEDY, split_url
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII)
+_CHUNK_BYTES = 8 << 20
+_MAX_PARTS = 10_000
+_REFUSALS = (AlreadyExistsError, FileNotFoundError, PreconditionError)
+_READINGS = 4
+_NO_OBJECT = ("NoSuchKey", "BlobNotFound")
+_NOT_MET = (*_NO_OBJECT, "PreconditionFailed", "BlobAlreadyExists", "ConditionNotMet")
+
+
+def open_azure(
+    place: CheckpointPlace,
+    credentials: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+    share_client_of: "CloudStore | None" = None,
+) -> "CloudStore":
+    """The store of a place such as ``az://container/prefix``.
+
+    :param share_client_of: a store in the same container, with the same credentials and attempts
+    :raises SettingsError: no name of a container, no account, or an endpoint that is not allowed
+    """
+    container, prefix = _container(place)
+    client = share_client_of.client if share_client_of else azure_client(place, container, credentials, attempts)
+    return CloudStore(client, "e_tag", prefix)
+
+
+def open_google(
+    place: CheckpointPlace,
+    credentials: Mapping[str, str] | None = None,
+    attempts: int = ATTEMPTS,
+    share_client_of: "CloudStore | None" = None,
+) -> "CloudStore":
+    """The store of a place such as ``gs://bucket/prefix``.
+
+    :param share_client_of: a store in the same bucket, with the same credentials and attempts
+    :raises SettingsError: no name of a bucket, or an endpoint that is not allowed
+    """
+    bucket, prefix = _container(place)
+    client = share_client_of.client if share_client_of else google_client(place, bucket, credentials, attempts)
+    return CloudStore(client, "version", prefix)
+
+
+def _container(place: CheckpointPlace) -> tuple[str, str]:
+    parts = split_url(place.url)
+    if not _NAME.fullmatch(parts.netloc):
+        raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
+    return parts.netloc, parts.path.strip("/")
+
+
+class CloudStore:
+    """A `CheckpointStore` in one bucket or container below a prefix; for any number of threads of one process.
+
+    :param version: what tells two contents of an object apart: its ETag, or Google's generation
+    """
+
+    def __init__(self, client: AzureStore | GCSStore, version: Literal["e_tag", "version"], prefix: str) -> None:
+        self.client = client
+        self._version = version
+        self._prefix = prefix
+        self._conditions_work = False
+
+    def read(self, key: str, *, at_most: int) -> StoredObject | None:
+        """See `CheckpointStore.read`."""
+        path = self._at(key)
+        with translated_errors(f"to read {shorten(key)}"):
+            try:
+                answer = _answered(lambda: self.client.get(path))
+            except FileNotFoundError as error:
+                if code_of(error) not in _NO_OBJECT:
+                    raise
+                return None
+            check_size(key, answer.meta["size"], at_most)
+            return StoredObject(bytes(answer.bytes()), str(answer.meta[self._version]))
+
+    def replace(self, key: str, content: bytes, version: str | None) -> str | None:
+        """See `CheckpointStore.replace`."""
+        path = self._at(key)
+        with translated_errors(f"to write {shorten(key)}"):
+            self._check_conditions(f"{path.rpartition('/')[0]}/probe{OWN_SUFFIX}".lstrip("/"))
+            return self._put_if(path, content, version)
+
+    def put(self, key: str, source: Path) -> None:
+        """See `CheckpointStore.put`; in parts of 8 MiB, or 10,000 parts."""
+        path = self._at(key)
+        with source.open("rb") as file, translated_errors(f"to write {shorten(key)}"):
+            size_bytes = os.fstat(file.fileno()).st_size
+            part_bytes = max(_CHUNK_BYTES, -(-size_bytes // _MAX_PARTS))
+
+            def upload() -> None:
+                file.seek(0)
+                self.client.put(path, file, chunk_size=part_bytes, max_concurrency=4)
+
+            try:
+                _answered(upload)
+            except (BaseError, FileNotFoundError):
+                # The answer to its last request may be lost; the repetition then finds no upload any more.
+                if self._size(path) != size_bytes:
+                    raise
+
+    def fetch(self, key: str, target: Path, *, at_most: int) -> None:
+        """See `CheckpointStore.fetch`."""
+        path, asked = self._at(key), f"to fetch {shorten(key)}"
+        with translated_errors(asked):
+            try:
+                answer = _answered(lambda: self.client.get(path))
+            except FileNotFoundError as error:
+                if code_of(error) not in _NO_OBJECT:
+                    raise
+                raise missing_object(asked) from None
+            check_size(key, answer.meta["size"], at_most)
+            try:
+                file = target.open("xb")
+            except FileExistsError as error:
+                raise existing_file(asked) from error
+            try:
+                with file:
+                    for chunk in answer.stream(_CHUNK_BYTES):
+                        file.write(chunk)
+            except BaseException:
+                target.unlink()
+                raise
+
+    def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
+        """See `CheckpointStore.sweep`."""
+        below = self._at(prefix)
+        with translated_errors(f"to sweep {shorten(prefix)}"):
+            objects: dict[str, list[str]] = defaultdict(list)
+            written: dict[str, datetime] = {}
+            for page in _answered(lambda: list(self.client.list(f"{below}/"))):
+                for item in page:
+                    folder, slash, _ = item["path"].removeprefix(f"{below}/").partition("/")
+                    if slash:
+                        objects[folder].append(item["path"])
+                        written[folder] = max(written.get(folder, item["last_modified"]), item["last_modified"])
+            now = datetime.now(UTC)
+            for folder in sorted(written):
+                if is_garbage(folder, (now - written[folder]).total_seconds()):
+                    self._delete(objects[folder])
+                    yield folder
+
+    def _size(self, path: str) -> int | None:
+        with contextlib.suppress(BaseError, FileNotFoundError):
+            return self.client.head(path)["size"]
+        return None
+
+    def _delete(self, paths: list[str]) -> None:
+        """Delete objects; another sweeper may be first."""
+        try:
+            _answered(lambda: self.client.delete(paths))
+        except FileNotFoundError as error:
+            if code_of(error) not in _NO_OBJECT:
+                raise
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self.client.delete(path)
+
+    def _at(self, key: str) -> str:
+        check_key(key)
+        return check_key(f"{self._prefix}/{key}") if self._prefix else key
+
+    def _put_if(self, path: str, content: bytes, version: str | None) -> str | None:
+        mode: Any = "create" if version is None else {self._version: version}
+        try:
+            return str(_answered(lambda: self.client.put(path, content, mode=mode))[self._version])
+        except _REFUSALS as error:
+            if code_of(error) not in _NOT_MET:
+                raise
+            return None
+
+    def _check_conditions(self, path: str) -> None:
+        """Check once that the endpoint refuses a second create, and a replacement of another version."""
+        if self._conditions_work:
+            return
+        other = {"e_tag": '"0x0"', "version": "1"}[self._version]
+        accepted = [self._put_if(path, b"", version) for version in (None, None, other)]
+        if accepted[1:] != [None, None]:
+            raise CheckpointStoreUnavailable(
+                "conditional writes",
+                found="a store that does not honour their conditions",
+                remedy="Use the provider's own store; otherwise two runs could mix checkpoints",
+            )
+        self._conditions_work = True
+
+
+def _answered(request: Callable[[], T]) -> T:
+    """Send a request; again, if its answer was cut off."""
+    for _ in range(_READINGS - 1):
+        try:
+            return request()
+        except (BaseError, FileNotFoundError) as error:
+            if not is_cut_off(error) and (code_of(error) or not isinstance(error, _REFUSALS)):
+                raise
+    return request()

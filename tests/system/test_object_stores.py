@@ -1,0 +1,70 @@
+"""Checkpoints in Azure Blob Storage (Azurite), from the tasks and the triggerer of a real Airflow."""
+
+import json
+import os
+import signal
+
+import pytest
+from local_airflow import LocalAirflow
+
+from hetero_airflow.checkpoints.azure_connection import ENDPOINT_VARIABLE
+from hetero_airflow.checkpoints.cloud_store import open_azure
+from hetero_airflow.checkpoints.loading import read_index
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from tests.checkpoints.azurite_server import ACCOUNT, KEY, azurite, make_container
+from tests.system.conftest import HERE, QUICK
+
+URL = "az://models/team-a"
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory):
+    with azurite(tmp_path_factory.mktemp("azurite") / "server") as address:
+        make_container(address, "models")
+        yield address
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory, azure):
+    text = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};BlobEndpoint={azure}"
+    settings = {
+        **QUICK,
+        "AIRFLOW__HETERO__CHECKPOINT_URL": URL,
+        "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "models",
+        "AIRFLOW_CONN_MODELS": json.dumps({"conn_type": "wasb", "extra": {"connection_string": text}}),
+    }
+    home = tmp_path_factory.mktemp("airflow")
+    with LocalAirflow(home, HERE / "dags", simulated="nvidia/h100-80gb:2", settings=settings) as made:
+        yield made
+
+
+@pytest.fixture
+def index(azure):
+    credentials = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY, ENDPOINT_VARIABLE: azure}
+
+    def read(run_id):
+        path = checkpoint_path("saving", "saving", run_id, -1)
+        place = CheckpointPlace(url=URL, path=path, endpoint=azure, endpoints=(azure,))
+        return read_index(open_azure(place, credentials), path)
+
+    return read
+
+
+def test_a_killed_task_goes_on_from_its_checkpoint_in_azure(airflow, index):
+    run_id = airflow.trigger("saving", {"steps": 60, "nap": 0.2, "device": "h100"})
+    airflow.wait_until(lambda: (found := index(run_id)) and found.entries, "a checkpoint")
+    os.kill(airflow.tasks("saving", run_id)[0]["pid"], signal.SIGKILL)
+    assert airflow.wait_for_run("saving", run_id) == "success"
+    result = airflow.xcom("saving", run_id, "saving")
+    assert (airflow.tasks("saving", run_id)[0]["try_number"], result["is_whole"]) == (1, True)
+    assert result["first"] > 0
+    assert index(run_id).entries[-1].token == index(run_id).token, "the store has the scheduler's key"
+    assert KEY not in airflow.log_text("saving", run_id, "saving")
+
+
+def test_a_sensor_in_the_triggerer_waits_for_a_checkpoint_in_azure(airflow):
+    run_id = airflow.trigger("waiting")
+    airflow.wait_until(
+        lambda: {task["task_id"]: task["state"] for task in airflow.tasks("waiting", run_id)}["halfway"] == "success",
+        "the sensor",
+    )
