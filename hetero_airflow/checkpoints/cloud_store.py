@@ -53,9 +53,7 @@ def open_azure(
     :param share_client_of: a store in the same container, with the same credentials and attempts
     :raises SettingsError: no name of a container, no account, or an endpoint that is not allowed
     """
-    container, prefix = _container(place)
-    client = share_client_of.client if share_client_of else azure_client(place, container, credentials, attempts)
-    return CloudStore(client, "e_tag", prefix)
+    return _opened(azure_client, "e_tag", place, credentials, attempts, share_client_of)
 
 
 def open_google(
@@ -69,28 +67,38 @@ def open_google(
     :param share_client_of: a store in the same bucket, with the same credentials and attempts
     :raises SettingsError: no name of a bucket, or an endpoint that is not allowed
     """
-    bucket, prefix = _container(place)
-    client = share_client_of.client if share_client_of else google_client(place, bucket, credentials, attempts)
-    return CloudStore(client, "version", prefix)
+    return _opened(google_client, "version", place, credentials, attempts, share_client_of)
 
 
-def _container(place: CheckpointPlace) -> tuple[str, str]:
+def _opened(
+    make_client: Callable[[CheckpointPlace, str, Mapping[str, str] | None, int], AzureStore | GCSStore],
+    version: Literal["e_tag", "version"],
+    place: CheckpointPlace,
+    credentials: Mapping[str, str] | None,
+    attempts: int,
+    share_client_of: "CloudStore | None",
+) -> "CloudStore":
     parts = split_url(place.url)
     if not _NAME.fullmatch(parts.netloc):
         raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
-    return parts.netloc, parts.path.strip("/")
+    client = share_client_of.client if share_client_of else make_client(place, parts.netloc, credentials, attempts)
+    return CloudStore(client, version, parts.path.strip("/"), min(attempts, _READINGS))
 
 
 class CloudStore:
     """A `CheckpointStore` in one bucket or container below a prefix; for any number of threads of one process.
 
     :param version: what tells two contents of an object apart: its ETag, or Google's generation
+    :param readings: how often a request is sent whose answer is cut off
     """
 
-    def __init__(self, client: AzureStore | GCSStore, version: Literal["e_tag", "version"], prefix: str) -> None:
+    def __init__(
+        self, client: AzureStore | GCSStore, version: Literal["e_tag", "version"], prefix: str, readings: int
+    ) -> None:
         self.client = client
         self._version = version
         self._prefix = prefix
+        self._readings = readings
         self._conditions_work = False
 
     def read(self, key: str, *, at_most: int) -> StoredObject | None:
@@ -98,7 +106,7 @@ class CloudStore:
         path = self._at(key)
         with translated_errors(f"to read {shorten(key)}"):
             try:
-                answer = _answered(lambda: self.client.get(path))
+                answer = self._answered(lambda: self.client.get(path))
             except FileNotFoundError as error:
                 if code_of(error) not in _NO_OBJECT:
                     raise
@@ -125,7 +133,7 @@ class CloudStore:
                 self.client.put(path, file, chunk_size=part_bytes, max_concurrency=4)
 
             try:
-                _answered(upload)
+                self._answered(upload)
             except (BaseError, FileNotFoundError):
                 # The answer to its last request may be lost; the repetition then finds no upload any more.
                 if self._size(path) != size_bytes:
@@ -136,7 +144,7 @@ class CloudStore:
         path, asked = self._at(key), f"to fetch {shorten(key)}"
         with translated_errors(asked):
             try:
-                answer = _answered(lambda: self.client.get(path))
+                answer = self._answered(lambda: self.client.get(path))
             except FileNotFoundError as error:
                 if code_of(error) not in _NO_OBJECT:
                     raise
@@ -160,7 +168,7 @@ class CloudStore:
         with translated_errors(f"to sweep {shorten(prefix)}"):
             objects: dict[str, list[str]] = defaultdict(list)
             written: dict[str, datetime] = {}
-            for page in _answered(lambda: list(self.client.list(f"{below}/"))):
+            for page in self._answered(lambda: list(self.client.list(f"{below}/"))):
                 for item in page:
                     folder, slash, _ = item["path"].removeprefix(f"{below}/").partition("/")
                     if slash:
@@ -180,7 +188,7 @@ class CloudStore:
     def _delete(self, paths: list[str]) -> None:
         """Delete objects; another sweeper may be first."""
         try:
-            _answered(lambda: self.client.delete(paths))
+            self._answered(lambda: self.client.delete(paths))
         except FileNotFoundError as error:
             if code_of(error) not in _NO_OBJECT:
                 raise
@@ -195,7 +203,7 @@ class CloudStore:
     def _put_if(self, path: str, content: bytes, version: str | None) -> str | None:
         mode: Any = "create" if version is None else {self._version: version}
         try:
-            return str(_answered(lambda: self.client.put(path, content, mode=mode))[self._version])
+            return str(self._answered(lambda: self.client.put(path, content, mode=mode))[self._version])
         except _REFUSALS as error:
             if code_of(error) not in _NOT_MET:
                 raise
@@ -215,13 +223,12 @@ class CloudStore:
             )
         self._conditions_work = True
 
-
-def _answered(request: Callable[[], T]) -> T:
-    """Send a request; again, if its answer was cut off."""
-    for _ in range(_READINGS - 1):
-        try:
-            return request()
-        except (BaseError, FileNotFoundError) as error:
-            if not is_cut_off(error) and (code_of(error) or not isinstance(error, _REFUSALS)):
-                raise
-    return request()
+    def _answered(self, request: Callable[[], T]) -> T:
+        """Send a request; again, if its answer was cut off: obstore does not."""
+        for _ in range(self._readings - 1):
+            try:
+                return request()
+            except (BaseError, FileNotFoundError) as error:
+                if not is_cut_off(error) and (code_of(error) or not isinstance(error, _REFUSALS)):
+                    raise
+        return request()

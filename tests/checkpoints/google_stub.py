@@ -78,7 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body) if size < 0 else size))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(status, {}, f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode())

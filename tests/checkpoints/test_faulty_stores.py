@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hetero_airflow.checkpoints import cloud_client
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP, cloud_client
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.index import CheckpointEntry
 from hetero_airflow.checkpoints.loading import load_latest, read_index, read_newest_checkpoint
@@ -16,6 +16,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import CheckpointStoreUnavailable
+from hetero_airflow.registry import load
 from tests.checkpoints.azurite_server import KEY
 from tests.checkpoints.conftest import NOW, STORES
 from tests.checkpoints.fault_proxy import FaultProxy, fault_proxy
@@ -149,6 +150,15 @@ def test_a_store_that_fails_during_a_save_keeps_earlier_checkpoints(store, place
         assert loaded == read_index(store, place.path).entries[-1]
         assert loaded.step >= first.step
         assert (into / "tensors").read_bytes() == bytes(1000) + str(loaded.step).encode()
+
+
+def test_a_caller_that_asks_again_anyway_sends_one_request(place, proxy: FaultProxy) -> None:
+    of_scheme = load(GROUP, CHECKPOINT_STORES, place.url.partition(":")[0])
+    proxy.fault = lambda method, path, number: "cut off"
+    store = of_scheme(place, None, attempts=1)
+    with pytest.raises(CheckpointStoreUnavailable):
+        store.read("dag/index.json", at_most=100)
+    assert proxy.number == 1
 
 
 @pytest.mark.parametrize("content", [b"{}", b'{"token": 9, "epoch": 0, "entries": []}'])
