@@ -1,11 +1,13 @@
 """The contract of `CheckpointStore`, for every store."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore, StoredObject
 from hetero_airflow.errors import InvalidCheckpoint
+from tests.effort import effort, long
 
 KEY = "dag/task/run/-1/index.json"
 HOSTILE = ["", "..", "../outside", "a/../../outside", "/etc/passwd", "a\0b", "a\nb", "a\\b", "a//b", "a" * 10_240]
@@ -51,6 +53,34 @@ def test_a_missing_object_can_not_be_replaced(store: CheckpointStore) -> None:
     other_version = store.replace("dag/other.json", b"1", None)
     assert store.replace(KEY, b"2", other_version) is None
     assert store.read(KEY, at_most=100) is None
+
+
+@long
+def test_of_writers_that_race_exactly_one_wins_each_time(store: CheckpointStore) -> None:
+    writers, keys, turns = 8, effort(10, 625), effort(10, 625)  # in the long form, 10,000 conditional writes or more
+
+    def create(writer: int) -> list[int]:
+        written = (store.replace(f"dag/{key}.json", b"%d" % writer, None) for key in range(keys))
+        return [key for key, version in enumerate(written) if version is not None]
+
+    def count_up(_: int) -> int:
+        won = 0
+        for _ in range(turns):
+            stored = store.read(KEY, at_most=100)
+            assert stored is not None
+            won += store.replace(KEY, b"%d" % (int(stored.content) + 1), stored.version) is not None
+        return won
+
+    store.replace(KEY, b"0", None)
+    with ThreadPoolExecutor(writers) as threads:
+        created = list(threads.map(create, range(writers)))
+        won = sum(threads.map(count_up, range(writers)))
+    assert sorted(key for keys_of_one in created for key in keys_of_one) == list(range(keys))
+    for writer, keys_of_one in enumerate(created):
+        for key in keys_of_one:
+            assert store.read(f"dag/{key}.json", at_most=9).content == b"%d" % writer  # type: ignore[union-attr]
+    assert store.read(KEY, at_most=100).content == b"%d" % won  # type: ignore[union-attr]
+    assert won >= turns
 
 
 def test_more_than_asked_for_is_refused(store: CheckpointStore, tmp_path: Path) -> None:
