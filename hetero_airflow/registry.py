@@ -11,6 +11,9 @@ from typing import Any
 
 from hetero_airflow.errors import RegistryError
 
+_EXTRAS = {"boto3": "s3", "obstore": "cloud", "kubernetes": "kubernetes"}
+"""Module that may be missing → the extra that installs it."""
+
 
 def names(group: str, table: Mapping[str, str]) -> list[str]:
     """All names that `load` knows: the table's rows, then those of the entry-point group."""
@@ -36,6 +39,7 @@ def load(group: str, table: Mapping[str, str], name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise RegistryError(
-            f"{group} {name!r}", found=f"that {target} can't be imported: {error}", remedy="Install what it needs"
-        ) from error
+        extra = _EXTRAS.get((getattr(error, "name", None) or "").partition(".")[0])
+        remedy = f"Install hetero-airflow[{extra}]" if extra else "Install what it needs"
+        found = f"that {target} can't be imported: {error}"
+        raise RegistryError(f"{group} {name!r}", found=found, remedy=remedy) from error

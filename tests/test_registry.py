@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from hetero_airflow import registry
@@ -26,6 +28,14 @@ def test_a_name_that_can_not_be_loaded_says_what_there_is(name: str, problem: st
         registry.load("hetero_airflow.nothing", TABLE, name)
     assert problem in caught.value.found
     assert caught.value.remedy == remedy
+
+
+@pytest.mark.parametrize(("library", "extra"), [("obstore", "cloud"), ("boto3", "s3"), ("kubernetes", "kubernetes")])
+def test_the_extra_of_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, library: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
+    with pytest.raises(RegistryError) as caught:
+        registry.load("hetero_airflow.nothing", {"it": f"{library}:x"}, "it")
+    assert caught.value.remedy == f"Install hetero-airflow[{extra}]"
 
 
 def test_an_entry_point_of_another_package_is_a_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
