@@ -34,6 +34,7 @@ class SqliteStore(SqlStore):
         connection.deserialize(_empty_tables())
         engine = create_engine("sqlite://", creator=lambda: connection, poolclass=StaticPool)
         engine = engine.execution_options(compiled_cache=_COMPILED)
+        weakref.finalize(self, connection.close)  # called in the reverse order
         weakref.finalize(self, engine.dispose)
         super().__init__(engine)
         self._seen: tuple[int, Snapshot] | None = None

@@ -104,12 +104,17 @@ def _duration_s(name: str, least_s: float) -> float:
     return duration_s
 
 
+def engine_name() -> str:
+    """What ``[hetero] engine`` names. A worker takes tasks if it reports the same."""
+    return _text("engine")
+
+
 def configured_engine() -> Any:
     """The class of the engine that ``[hetero] engine`` names.
 
     :raises SettingsError: there is no such engine
     """
-    name = _text("engine")
+    name = engine_name()
     if name not in (engine_names := names(engines.GROUP, engines.ENGINES)):
         remedy = f"{did_you_mean(name, engine_names)}Use one of {', '.join(engine_names)}"
         raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=remedy)

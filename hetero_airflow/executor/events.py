@@ -56,7 +56,7 @@ class Revoked(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The request of the task is known, or the store has lost it."""
+    """The request of the task is known. If the store has lost it, it is stored again."""
 
     request: DeviceRequest
     service: ServiceRecord | None = None
@@ -81,7 +81,7 @@ class GangChanged(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The store has a lease for the task, under which nothing was started.
+    """The task has got devices: the store has a lease for it, under which nothing was started.
 
     A lease names the scheduler that starts its task. If that one may be dead, `leases.lease_use` decides whether the
     lease is used, left alone, followed (`FoundRunning`) or ended (`FoundLeftOver`).

@@ -92,7 +92,7 @@ class AgentRoutes:
         secret = _bearer(request)
         is_pod = _POD_TOKEN.fullmatch(secret) is not None
         if not is_pod and not _SECRET.fullmatch(secret):
-            raise _unauthenticated("no enrolment secret")
+            raise _unauthenticated("no secret or token that `airflow hetero` has printed")
         if self._enrolling >= MAX_ENROLLING:
             raise _refused(RefusalCode.UNAVAILABLE, f"{MAX_ENROLLING} enrolments at present", "Try again")
         self._enrolling += 1
@@ -222,4 +222,4 @@ def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> Ht
 
 
 def _unauthenticated(problem: str) -> HttpRequestRefused:
-    return _refused(RefusalCode.UNAUTHENTICATED, problem, "Enrol the agent: `airflow hetero enroll WORKER`")
+    return _refused(RefusalCode.UNAUTHENTICATED, problem, "Enrol the agent: `airflow hetero enroll`, or `token`")

@@ -67,6 +67,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._count_down)
         return future
 
+    async def shutdown_default_executor(self, *args):
+        self.in_threads += 1  # from 3.12 on it has a time-out, up to which the clock would jump
+        await super().shutdown_default_executor(*args)
+
     def _count_down(self, _):
         self.in_threads -= 1
 

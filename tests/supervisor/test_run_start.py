@@ -1,6 +1,6 @@
 """What a device task does before its process starts, beyond what a plain task does: each step delays the start."""
 
-import os
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,18 +28,19 @@ def temporary_folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_no_start_reads_the_names_of_all_temporary_files(temporary_folder, monkeypatch):
+def test_no_start_reads_the_names_of_all_temporary_files(temporary_folder):
     """A host may have thousands of them, and reading them took longer than all other steps together."""
     read: list[str] = []
+    is_recorded = True
 
-    def recording(function):
-        return lambda path=".": read.append(str(path)) or function(path)
+    def record(event, arguments):
+        if is_recorded and event in ("os.listdir", "os.scandir"):
+            read.append(str(arguments[0]))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "listdir", recording(os.listdir))
-        patched.setattr(os, "scandir", recording(os.scandir))
-        with prepared_run(TASK, LEASE, None):
-            at_start = list(read)
+    sys.addaudithook(record)  # it stays until the process ends
+    with prepared_run(TASK, LEASE, None):
+        at_start = list(read)
+    is_recorded = False
     assert str(temporary_folder) not in at_start
     assert str(temporary_folder) in read, "it looks for what killed supervisors left behind when the task is over"
 

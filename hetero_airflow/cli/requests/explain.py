@@ -250,7 +250,7 @@ def _why_it_won(account: Account, lease: Lease) -> Iterator[str]:
     losers = [candidate for candidate in candidates if candidate is not winner]
     where = _where(winner)
     if not losers:
-        yield f"{where} won: nothing else was possible"
+        yield f"{where} was taken: the policy had no other candidate"
         return
     best = max(losers, key=lambda candidate: candidate.score)
     if winner.score > best.score:

@@ -10,7 +10,12 @@ from sqlalchemy import URL
 
 from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.output import cell
-from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH, COORDINATOR_NAME, hetero_executor_name
+from hetero_airflow.contract.executor_names import (
+    COORDINATOR_CLASSPATH,
+    COORDINATOR_NAME,
+    EXECUTOR_CLASSPATH,
+    hetero_executor_name,
+)
 from hetero_airflow.discovery import simulated
 from hetero_airflow.errors import ProbeError, SettingsError, as_sentence
 from hetero_airflow.executor.explanation.device_text import count
@@ -26,7 +31,7 @@ ReadOption = Callable[[str, str], str | None]
 """(section, option) → the installation's value, or None."""
 
 _REPLACEABLE = frozenset({"", "LocalExecutor"})
-"""Executors that HeteroExecutor replaces. Any other stays first in the list, as the default."""
+"""Executors that HeteroExecutor can replace. Any other stays first in the list, as the default."""
 
 _AT_LEAST = frozenset(
     {
@@ -87,8 +92,9 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
     if recommendation.option == "executor":
         if hetero_executor_name(current or "") is not None:
             return str(current)
-        of_all, separator, of_teams = (current or "").partition(";")
-        return f"{value if of_all in _REPLACEABLE else f'{of_all},{value}'}{separator}{of_teams}"
+        of_all, *of_teams = (current or "").split(";")
+        others = [team for team in of_teams if EXECUTOR_CLASSPATH not in team]  # Airflow refuses it there
+        return ";".join([value if of_all in _REPLACEABLE else f"{of_all},{value}", *others])
     number = _number(current)
     if recommendation.option in _AT_LEAST:
         return str(current) if number >= float(value) else value
@@ -149,7 +155,14 @@ def check_settings(settings: Iterable[Setting]) -> Iterator[Finding]:
         if setting.is_ok:
             yield Finding(subject, found)
         else:
-            yield Finding(subject, found, f"Set it to {setting.wanted}", setting.recommendation.cost)
+            yield Finding(subject, found, f"Set it to {setting.wanted}{_beside(setting)}", setting.recommendation.cost)
+
+
+def _beside(setting: Setting) -> str:
+    """The value that leaves tasks without a device request to the executor that they have now, if that is another."""
+    if setting.recommendation.option != "executor" or not setting.current or "," in setting.wanted:
+        return ""
+    return f", or to {setting.current},{setting.wanted} so that plain tasks stay where they are"
 
 
 def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
@@ -257,8 +270,8 @@ def check_pool(name: str, slots: int | None) -> Finding:
     return Finding(subject, "no limit" if slots < 0 else limited)
 
 
-def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
-    """Whether all known accelerators can be in use at the same time."""
+def check_parallelism(value: str | None, snapshot: Snapshot | None, engine: str) -> Finding:
+    """Whether all accelerators that the engine can use can be in use at the same time."""
     subject = "[core] parallelism"
     try:
         parallelism = int(value or "")
@@ -266,7 +279,8 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
         parallelism = 0
     if parallelism <= 0:
         return Finding(subject, str(value), "Set it to a number above 0", "no executor starts")
-    online = [worker for worker in (snapshot.workers if snapshot else ()) if worker.state is WorkerState.ONLINE]
+    workers = [worker for worker in (snapshot.workers if snapshot else ()) if worker.engine == engine]
+    online = [worker for worker in workers if worker.state is WorkerState.ONLINE]
     if not online:
         return Finding(subject, f"{parallelism}; no worker has reported its devices yet")
     accelerators = sum(device.leasable and device.kind != "cpu" for worker in online for device in worker.devices)
@@ -275,6 +289,16 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
         cost = f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle"
         return Finding(subject, found, f"Set it to {accelerators} or more", cost)
     return Finding(subject, found)
+
+
+def check_engines(engine: str, snapshot: Snapshot) -> Iterator[Finding]:
+    """A finding if workers are online to which the configured engine sends nothing."""
+    others = [w for w in snapshot.workers if w.state is WorkerState.ONLINE and w.engine != engine]
+    if others:
+        names = ", ".join(f"{worker.id} ({worker.engine})" for worker in others[:3])
+        more = f" and {len(others) - 3} more" if others[3:] else ""
+        remedy = f"Set it to {others[0].engine}, or end the agents there"
+        yield Finding("[hetero] engine", f"{engine}; online: {names}{more}", remedy, "these workers get no task")
 
 
 def check_device_users(snapshot: Snapshot) -> Iterator[Finding]:

@@ -96,11 +96,14 @@ def _check_unused(engine: Engine, pool: str, present: list[str], now: datetime) 
             raise _in_use(f"that {recently_seen[0]} was seen less than a minute ago", remedy)
     with create_session(scoped=False) as session:
         unfinished = State.unfinished - {None}
-        using = select(func.count()).where(TaskInstance.pool == pool, TaskInstance.state.in_(unfinished))
-        if count := session.scalar(using):
+        using = (TaskInstance.pool == pool, TaskInstance.state.in_(unfinished))
+        if count := session.scalar(select(func.count()).where(*using)):
+            columns = TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.state
+            dag_id, run_id, task_id, state = session.execute(select(*columns).where(*using).limit(1)).one()
             raise _in_use(
-                f"tasks in the pool {pool} that have not ended ({count})",
-                "Wait until they have ended, or mark them as failed in Airflow",
+                f"tasks in the pool {pool} that have not ended ({count}), as {dag_id}.{task_id} of {run_id} ({state})",
+                "Wait until they have ended. A task of a run that began with HeteroExecutor never starts without it: "
+                f"clear it in Airflow, or mark it as failed: `airflow tasks clear --task-regex {task_id} {dag_id}`",
             )
     if devices := sorted(current_leases().devices):
         raise _in_use(f"device tasks on this host, which use {', '.join(devices)}", "Wait until they have ended")

@@ -20,6 +20,7 @@ from hetero_airflow.cli.setup.checks import (
     check_checkpoints,
     check_device_users,
     check_driver,
+    check_engines,
     check_heartbeats,
     check_option_names,
     check_options,
@@ -111,8 +112,11 @@ def check_installation(engine: Engine) -> Iterator[Finding]:
     except StoreError as error:
         yield Finding("tables hetero_*", error.found, error.remedy, "the scheduler cannot place tasks")
     yield _check_pool(engine, configured("pool"))
-    yield check_parallelism(read_option("core", "parallelism"), snapshot)
-    yield from (*check_device_users(snapshot), *check_problems(snapshot)) if snapshot else ()
+    yield check_parallelism(read_option("core", "parallelism"), snapshot, configured("engine"))
+    if snapshot:
+        yield from check_engines(configured("engine"), snapshot)
+        yield from check_device_users(snapshot)
+        yield from check_problems(snapshot)
 
 
 def _check_pool(engine: Engine, name: str) -> Finding:

@@ -55,7 +55,7 @@ class ExecutionApiWatch:
         self._clock = clock
         self._is_expected = is_expected
         self._has_answered = False
-        self._failing: ApiOutage | None = ApiOutage(clock.now(), "it was not asked yet", _MIN_FAILURES)
+        self._failing: ApiOutage | None = ApiOutage(clock.now(), "the scheduler has just started", _MIN_FAILURES)
         self._failed_at: datetime | None = None
         self._is_logged = False
         self._closed = threading.Event()

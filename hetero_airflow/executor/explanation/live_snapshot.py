@@ -8,7 +8,7 @@ from functools import partial
 from sqlalchemy import Engine, select
 
 from hetero_airflow.errors import HeteroError
-from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.configuration import engine_name, read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.model.plan import Plan
@@ -30,14 +30,17 @@ class LiveSnapshots:
     def __init__(self, store: SqlStore) -> None:
         self._store = store
         self._context = PolicyContext(store, read_configuration(), DagEdges(store.connect))
+        self._engine = engine_name()
 
     def read(self) -> Snapshot:
-        """The newest snapshot, in which leases may be taken back.
+        """The newest snapshot, in which leases may be taken back, with the workers of the configured engine alone.
 
         :raises StoreUnavailable: the database is down, locked or not migrated
         """
         self._context.refresh()
-        return replace(self._context.add_to(self._store.snapshot()), can_preempt=True)
+        snapshot = self._context.add_to(self._store.snapshot())
+        workers = tuple(worker for worker in snapshot.workers if worker.engine == self._engine)
+        return replace(snapshot, workers=workers, can_preempt=True)
 
 
 def configured_policy(warn: Callable[[str], None]) -> tuple[Decide, float | None]:

@@ -107,7 +107,7 @@ def check_join(
         remedy = "Give each worker a name of its own. Once the other one is lost, the token can replace its key"
         raise IdentityError(asked, found=_OTHERS_KEY, remedy=remedy)
     if _workers_of(connection, [token.id], except_for=worker_id).get(token.id, 0) >= token.max_workers:
-        found = f"{token.max_workers} workers that it has enrolled, its limit"
+        found = f"that this token has enrolled as many workers as it may ({token.max_workers})"
         raise IdentityError(asked, found=found, remedy="Wait until one of them is lost, or make another token")
     return True
 

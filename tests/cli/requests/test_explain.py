@@ -161,7 +161,11 @@ the largest difference: memory 1.5 against 0.25"""
         ([], 0, []),
         ([CandidateAccount("worker-z", ("GPU-0",), 1.0)], 0, []),
         ([CandidateAccount("worker-a", ("GPU-1",), 1.0)], 0, []),
-        ([CandidateAccount("worker-a", ("GPU-0",), 1.0)], 0, ["worker-a (GPU-0) won: nothing else was possible"]),
+        (
+            [CandidateAccount("worker-a", ("GPU-0",), 1.0)],
+            0,
+            ["worker-a (GPU-0) was taken: the policy had no other candidate"],
+        ),
         (
             [CandidateAccount("worker-a", ("GPU-0",), 1.0), CandidateAccount("worker-b", ("GPU-0",), 1.0)],
             1,

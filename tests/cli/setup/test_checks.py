@@ -12,6 +12,7 @@ from hetero_airflow.cli.setup.checks import (
     check_checkpoints,
     check_device_users,
     check_driver,
+    check_engines,
     check_heartbeats,
     check_parallelism,
     check_pool,
@@ -137,9 +138,9 @@ def test_parallelism_must_let_every_accelerator_work():
         ),
     )
     subject = "[core] parallelism"
-    assert check_parallelism("2", snapshot) == Finding(subject, "2, for 2 accelerators")
-    assert check_parallelism("1", None) == Finding(subject, "1; no worker has reported its devices yet")
-    assert check_parallelism("1", snapshot) == Finding(
+    assert check_parallelism("2", snapshot, "local") == Finding(subject, "2, for 2 accelerators")
+    assert check_parallelism("1", None, "local") == Finding(subject, "1; no worker has reported its devices yet")
+    assert check_parallelism("1", snapshot, "local") == Finding(
         subject,
         "1, for 2 accelerators",
         "Set it to 2 or more",
@@ -147,10 +148,25 @@ def test_parallelism_must_let_every_accelerator_work():
     )
 
 
+def test_workers_to_which_the_engine_sends_nothing_are_named():
+    own, other = a_worker("own"), a_worker("gpu-1", (a_device("0"),), engine="celery")
+    snapshot = Snapshot(1, (own, other, a_worker("gpu-2", engine="celery", state=WorkerState.LOST)))
+    assert list(check_engines("local", snapshot)) == [
+        Finding(
+            "[hetero] engine",
+            "local; online: gpu-1 (celery)",
+            "Set it to celery, or end the agents there",
+            "these workers get no task",
+        )
+    ]
+    assert list(check_engines("local", Snapshot(1, (own,)))) == []
+    assert check_parallelism("1", snapshot, "local").found == "1, for 2 accelerators"  # those of `own`
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many", "", None])
 def test_parallelism_must_be_a_number(value):
     expected = Finding("[core] parallelism", str(value), "Set it to a number above 0", "no executor starts")
-    assert check_parallelism(value, None) == expected
+    assert check_parallelism(value, None, "local") == expected
 
 
 def test_a_device_whose_users_nobody_can_see_is_named():

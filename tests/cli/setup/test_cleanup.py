@@ -97,5 +97,6 @@ def test_an_unfinished_task_keeps_everything(own, clean_up):
     query(own, EXPIRED)
     query(own, "UPDATE task_instance SET state = 'queued', pool = 'hetero_devices' WHERE task_id = 'plain'")
     text = clean_up("--yes", code=1)
-    assert "found tasks in the pool hetero_devices that have not ended (1). Wait" in text
+    assert "found tasks in the pool hetero_devices that have not ended (1), as dag.plain of run (queued). Wait" in text
+    assert "airflow tasks clear --task-regex plain dag" in text
     assert query(own, TABLES)

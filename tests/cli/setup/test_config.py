@@ -4,7 +4,7 @@ from configparser import ConfigParser
 from itertools import groupby
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.setup.checks import Setting, recommended_settings, uses_our_coordinator
 from hetero_airflow.cli.setup.config import check_installation, environment_text, ini_text
@@ -90,7 +90,7 @@ export AIRFLOW__SDK__B=1
 def test_the_place_of_checkpoints_is_checked_if_tasks_can_change_hosts(monkeypatch, engine, url, expected):
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
     monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
-    findings = list(check_installation(create_engine("sqlite://")))
+    findings = list(check_installation(create_engine("sqlite://", poolclass=NullPool)))
     assert [finding.is_ok for finding in findings if finding.subject == "[hetero] checkpoint_url"] == expected
 
 
@@ -138,6 +138,8 @@ def test_an_engine_has_settings_of_its_own_and_each_section_stands_once():
         ("CeleryExecutor", f"CeleryExecutor,{EXECUTOR}"),
         (EXECUTOR, EXECUTOR),
         (f"CeleryExecutor,devices:{EXECUTOR}", f"CeleryExecutor,devices:{EXECUTOR}"),
+        (f"LocalExecutor;red={EXECUTOR}", EXECUTOR),
+        (f"CeleryExecutor;red={EXECUTOR};blue=LocalExecutor", f"CeleryExecutor,{EXECUTOR};blue=LocalExecutor"),
     ],
 )
 def test_other_executors_stay_the_default(current, expected):

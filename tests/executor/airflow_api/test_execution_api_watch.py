@@ -23,7 +23,7 @@ def a_watch(*problems, is_expected=True):
 
 def test_nothing_is_placed_before_the_server_was_asked():
     assert str(a_watch().placement_obstacle()).endswith(
-        "found no answer since 2026-01-01 00:00:00 UTC (it was not asked yet)"
+        "found no answer since 2026-01-01 00:00:00 UTC (the scheduler has just started)"
     )
 
 

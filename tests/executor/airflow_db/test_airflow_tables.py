@@ -39,7 +39,8 @@ def database():
     }  # fmt: skip
     with engine.begin() as connection:
         connection.execute(insert(DagRun.__table__).values(run))
-    return engine
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ def written():
         with Session(engine) as session:
             return [tuple(row) for row in session.execute(select(Log.event, Log.extra).order_by(Log.id))]
 
-    return written
+    yield written
+    engine.dispose()
 
 
 def test_the_reason_of_a_failure_stands_in_place_of_a_mismatch_once(written):

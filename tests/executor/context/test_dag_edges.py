@@ -1,6 +1,7 @@
 """Edges as Airflow's own tables hold them."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 from airflow.models import serialized_dag
@@ -59,10 +60,13 @@ class Database:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database(request: pytest.FixtureRequest) -> Database:
+def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     if request.param == "sqlite":
-        return Database(create_engine("sqlite://", poolclass=StaticPool))
-    return Database(create_engine(request.getfixturevalue("make_postgres_database")(), poolclass=NullPool))
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+    else:
+        engine = create_engine(request.getfixturevalue("make_postgres_database")(), poolclass=NullPool)
+    yield Database(engine)
+    engine.dispose()
 
 
 def test_the_newest_version_counts_and_is_read_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
