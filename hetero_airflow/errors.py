@@ -119,6 +119,10 @@ class CheckpointStoreUnavailable(CheckpointError):
     """The store does not answer, is full, or refuses access."""
 
 
+class DataError(HeteroError):
+    """Data of an object store that can't be read."""
+
+
 class FencedOut(CheckpointError):
     """A later run of the task has a greater fencing token, so this run can't publish any more."""
 

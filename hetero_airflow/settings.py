@@ -13,6 +13,9 @@ LEASE_VARIABLE = "HETERO_AIRFLOW_LEASE"
 CHECKPOINT_VARIABLE = "HETERO_AIRFLOW_CHECKPOINT"
 """Environment variable with the place of a task's checkpoints and the way in which it is asked to stop, as JSON."""
 
+DATA_VARIABLE = "HETERO_AIRFLOW_DATA"
+"""Environment variable with the cache folder of a task's host and the endpoints of its data, as JSON."""
+
 CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
 """Environment variable with the folder through which a task and its supervisor communicate."""
 
@@ -153,6 +156,20 @@ OPTIONS: tuple[Option, ...] = (
         "string",
         "Other endpoints of object stores that tasks may use, as in https://minio.example:9000, separated by commas. "
         "The endpoint of the connection and those of AWS, Google and Azure are always allowed.",
+    ),
+    Option(
+        "data_cache",
+        "",
+        "string",
+        "The folder on each host for data that hetero_airflow.runtime.data reads from object stores; it must be on a "
+        "local disk. Empty: hetero_airflow/data in the user's folder for caches.",
+    ),
+    Option(
+        "data_cache_size",
+        "",
+        "string",
+        "How much that folder may hold on each host, as in 500GB. What was not used for the longest time goes first. "
+        "Empty: half of what its disk has free for it.",
     ),
     Option(
         "grace_s",

@@ -11,6 +11,7 @@ from hetero_airflow.checkpoints.configured import (
     CheckpointOptions,
     checkpoint_options,
     checkpoint_place,
+    data_settings,
     store_credentials,
     store_fields,
 )
@@ -23,7 +24,7 @@ from hetero_airflow.contract.task_lease import TaskLease, lease_grant
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.model.request_fields import unknown_field
 from hetero_airflow.runtime.visible_devices import environment_set
-from hetero_airflow.settings import CHECKPOINT_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE
 from hetero_airflow.validation import first_problem
 
 
@@ -86,7 +87,7 @@ HOST_BOUND = "is_host_bound"
 def checkpoint_environment_set(
     context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> Iterator[None]:
-    """Within the context this process and its children have the place of the task's checkpoints, and its credentials.
+    """Within the context this process and its children have what `checkpoint_variables` says.
 
     A task keeps the place where it began, even if the configuration names another one now: its state store has it.
 
@@ -111,7 +112,7 @@ def _record_key(place: CheckpointPlace, lease: TaskLease | None) -> None:
 def checkpoint_variables(
     context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> dict[str, str]:
-    """The environment variables with the place of the task's checkpoints, and its credentials.
+    """The environment variables with the place of the task's checkpoints, its credentials, and its host's cache.
 
     Also records the place in the task's state store.
 
@@ -133,7 +134,8 @@ def checkpoint_variables(
             fields = store_fields(recorded["url"], options, credentials)
             place = place.model_copy(update=fields | {HOST_BOUND: recorded.get(HOST_BOUND) is True})
         states.set(CHECKPOINT, place.model_dump(include={"url", "path", "epoch", HOST_BOUND}))
-    return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
+    data = data_settings(options, credentials).model_dump_json()
+    return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json(), DATA_VARIABLE: data}
 
 
 def _place(

@@ -38,7 +38,7 @@ from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint
 from hetero_airflow.operators.requeue import requeued_by_rules
 from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.recovery.evidence import Evidence
-from hetero_airflow.settings import CHECKPOINT_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ T = TypeVar("T")
 _PUBLIC_VARIABLES = frozenset(
     {
         CHECKPOINT_VARIABLE,
+        DATA_VARIABLE,
         aws_connection.ENDPOINT_VARIABLE,
         "AWS_DEFAULT_REGION",
         azure_connection.ENDPOINT_VARIABLE,

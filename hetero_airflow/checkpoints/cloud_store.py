@@ -27,6 +27,7 @@ from hetero_airflow.checkpoints.cloud_client import (
     translated_errors,
 )
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
+from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersion, quoted
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
@@ -96,6 +97,7 @@ class CloudStore:
         self, client: AzureStore | GCSStore, version: Literal["e_tag", "version"], prefix: str, readings: int
     ) -> None:
         self.client = client
+        self.lists_from_any_key = isinstance(client, GCSStore)  # Azure has no such request
         self._version = version
         self._prefix = prefix
         self._readings = readings
@@ -180,6 +182,41 @@ class CloudStore:
                     self._delete(objects[folder])
                     yield folder
 
+    def version(self, key: str) -> ObjectVersion | None:
+        """See `VersionedObjects.version`."""
+        with translated_errors(f"to look for {shorten(key)}"):
+            try:
+                meta = self.client.head(key)
+            except FileNotFoundError:
+                return None
+            return _version(meta)
+
+    def versions(self, folder: str, after: str = "") -> Iterator[ObjectVersion]:
+        """See `VersionedObjects.versions`."""
+        with translated_errors(f"to list {shorten(folder)}"):
+            for attempt in range(1, self._readings + 1):
+                try:
+                    for page in self.client.list(f"{folder}/".lstrip("/"), offset=after or None, chunk_size=1000):
+                        for meta in page:
+                            after = meta["path"]
+                            yield _version(meta)
+                except BaseError as error:
+                    if not is_cut_off(error) or attempt == self._readings:
+                        raise
+                else:
+                    return
+
+    def read_range(self, version: ObjectVersion, first: int, end: int) -> bytes:
+        """See `VersionedObjects.read_range`."""
+        options: Any = {"range": (first, end), "if_match": version.etag}
+        with translated_errors(f"to read {shorten(version.key)}"):
+            try:
+                return bytes(self._answered(lambda: self.client.get(version.key, options=options)).bytes())
+            except (PreconditionError, FileNotFoundError) as error:
+                if code_of(error) not in _NOT_MET:
+                    raise
+                raise ObjectChanged from None
+
     def _size(self, path: str) -> int | None:
         with contextlib.suppress(BaseError, FileNotFoundError):
             return self.client.head(path)["size"]
@@ -232,3 +269,7 @@ class CloudStore:
                 if not is_cut_off(error) and (code_of(error) or not isinstance(error, _REFUSALS)):
                     raise
         return request()
+
+
+def _version(meta: Mapping[str, Any]) -> ObjectVersion:
+    return ObjectVersion(meta["path"], quoted(meta["e_tag"]), meta["size"])

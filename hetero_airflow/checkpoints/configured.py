@@ -1,6 +1,6 @@
 """The place of a task's checkpoints from the section [hetero], and its credentials from an Airflow connection.
 
-Only this module reads the options ``checkpoint_url``, ``checkpoint_conn_id`` and ``checkpoint_endpoints``. The device
+Only this module reads the options ``checkpoint_…`` and ``data_cache…``. The device
 operator uses it for the checkpoints of its task, sensors and triggers for those of other tasks.
 """
 
@@ -22,9 +22,11 @@ from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.fencing import record_key
 from hetero_airflow.checkpoints.opening import open_store, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
-from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
+from hetero_airflow.units import parse_bytes
 
 _READERS: Mapping[str, tuple[str, ModuleType]] = {
     "wasb": ("az", azure_connection),
@@ -127,6 +129,26 @@ def store_credentials(options: CheckpointOptions) -> Mapping[str, str]:
     variables: Mapping[str, str] = module.variables_of(connection)
     mask_secret([variables[name] for name in module.SECRETS if variables.get(name)])
     return variables
+
+
+def data_settings(options: CheckpointOptions, credentials: Mapping[str, str]) -> DataSettings:
+    """What a task is told about data.
+
+    :raises SettingsError: an option can't be read
+    """
+    own = {scheme: credentials[name] for scheme, name in _ENDPOINTS.items() if name in credentials}
+    size = _text("data_cache_size")
+    try:
+        size_bytes = parse_bytes(size, "data_cache_size") if size else None
+    except RequestError as error:
+        asked = f"[{SECTION}] data_cache_size = {shorten(size)}"
+        raise SettingsError(asked, found=error.found, remedy=error.remedy) from None
+    return DataSettings(
+        folder=_text("data_cache") or None,
+        size_bytes=size_bytes,
+        own_endpoints=own,
+        endpoints=(*options.endpoints, *own.values()),
+    )
 
 
 def configured_store(options: CheckpointOptions) -> CheckpointStore:

@@ -28,6 +28,7 @@ from urllib3.exceptions import ProtocolError
 from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
 from hetero_airflow.checkpoints.object_client import TOTAL_ATTEMPTS, make_client, status_of, translated_errors
+from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersion
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
@@ -75,6 +76,8 @@ class ObjectStore:
 
     It caches small objects with their ETags, so reading an unchanged object again transfers only a 304.
     """
+
+    lists_from_any_key = True
 
     def __init__(self, client: Any, bucket: str, prefix: str, read_attempts: int = ATTEMPTS) -> None:
         self._client = client
@@ -162,6 +165,45 @@ class ObjectStore:
                         self._client.abort_multipart_upload(Bucket=self._bucket, **upload)
                     self._delete(prefix, objects[folder])
                     yield folder
+
+    def version(self, key: str) -> ObjectVersion | None:
+        """See `VersionedObjects.version`."""
+        with translated_errors(f"to look for {shorten(key)}"):
+            try:
+                answer = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if status_of(error)[0] == 404:
+                    return None
+                raise
+            return ObjectVersion(key, answer["ETag"], answer["ContentLength"])
+
+    def versions(self, folder: str, after: str = "") -> Iterator[ObjectVersion]:
+        """See `VersionedObjects.versions`; 1000 with a request."""
+        asked = {"Bucket": self._bucket, "Prefix": f"{folder}/".lstrip("/")} | ({"StartAfter": after} if after else {})
+        with translated_errors(f"to list {shorten(folder)}"):
+            for page in self._client.get_paginator("list_objects_v2").paginate(**asked):
+                for item in page.get("Contents", ()):
+                    yield ObjectVersion(item["Key"], item["ETag"], item["Size"])
+
+    def read_range(self, version: ObjectVersion, first: int, end: int) -> bytes:
+        """See `VersionedObjects.read_range`. botocore compares the checksum of a whole object that has one."""
+        at = {"Bucket": self._bucket, "Key": version.key, "IfMatch": version.etag}
+        if (first, end) != (0, version.size_bytes):
+            at["Range"] = f"bytes={first}-{end - 1}"
+        with translated_errors(f"to read {shorten(version.key)}"):
+            for attempt in range(1, self._read_attempts + 1):
+                try:
+                    with contextlib.closing(self._client.get_object(**at)["Body"]) as body:
+                        return bytes(body.read())
+                except ClientError as error:
+                    status, code = status_of(error)
+                    if status == 412 or code == "NoSuchKey":
+                        raise ObjectChanged from None
+                    raise
+                except CUT_OFF:
+                    if attempt == self._read_attempts:
+                        raise
+        raise AssertionError  # pragma: no cover  the last attempt returned or raised
 
     def _at(self, key: str) -> dict[str, str]:
         check_key(key)

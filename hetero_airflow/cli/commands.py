@@ -80,6 +80,10 @@ _PRIORITY = Arg(
 )
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="An id that `airflow hetero workers --json` shows")
 _WORKER = Arg(("worker",), metavar="WORKER", help="The worker's name; by default an agent uses its host's name")
+_CACHE = (
+    Arg(("what",), choices=("ls", "prune", "pin", "unpin"), help="List; remove what is not in use; keep; end a pin"),
+    Arg(("url",), nargs="?", help="An object, or a folder with all below it, such as s3://bucket/folder"),
+)
 _JOIN = (
     Arg(("--names",), required=True, metavar="PATTERN", help="The workers' names, as in a shell, such as 'gpu-*'"),
     Arg(("--workers",), type=int, default=100, metavar="N", help="How many of them at the same time; default: 100"),
@@ -199,6 +203,9 @@ def _command(path: str, name: str, help: str, *args: Arg) -> Command:
 COMMANDS: tuple[Command, ...] = (
     _command(_workers, "devices", "Show the devices of this machine; needs no database", _JSON),
     _command(_workers, "models", "List the models that a request can name, and what each matches here", _JSON),
+    _command(
+        _workers, "cache", "Show what this host has cached of object stores; remove it, or keep it", *_CACHE, _JSON
+    ),
     _command(_workers, "workers", "List the workers, their devices and what is leased of them", _SITE, _JSON),
     _command(_workers, "worker", "Run this host's agent: report its devices to Airflow's API server", *_AGENT),
     _command(_enrolment, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
@@ -262,7 +269,7 @@ def get_commands() -> "list[CLICommand]":
     """The commands, for Airflow's command line, which finds this function through the provider info.
 
     >>> [command.name for command in get_commands()[0].subcommands][:3]
-    ['devices', 'models', 'workers']
+    ['devices', 'models', 'cache']
     """
     from airflow.cli.cli_config import ActionCommand, GroupCommand
 

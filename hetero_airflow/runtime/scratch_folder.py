@@ -1,7 +1,7 @@
 """A temporary folder of this process, as for checkpoints on their way to or from the store.
 
-It is under `TMPDIR`. A killed process can't clean up, and repeated kills would fill the disk. So each process locks its
-folder, and the next process removes the folders that are not locked.
+It is under `TMPDIR`, if no other folder is given. A killed process can't clean up, and repeated kills would fill the
+disk. So each process locks its folder, and the next process removes the folders that are not locked.
 """
 
 import atexit
@@ -27,13 +27,14 @@ class ScratchFolder:
     """A folder of this process, which is removed when the process ends.
 
     :param prefix: start of its name
+    :param within: the folder in which it is made
     :param removes_abandoned: remove the folders of killed processes with the same prefix first
     """
 
-    def __init__(self, prefix: str = PREFIX, *, removes_abandoned: bool = True) -> None:
+    def __init__(self, prefix: str = PREFIX, within: Path | None = None, *, removes_abandoned: bool = True) -> None:
         if removes_abandoned:
-            remove_abandoned(prefix)
-        self.root = Path(tempfile.mkdtemp(prefix=prefix))
+            remove_abandoned(prefix, within)
+        self.root = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
         lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.remove = Finalize(self, _remove, (self.root, lock), exitpriority=0)
@@ -52,9 +53,9 @@ def _remove(root: Path, lock: int) -> None:
     os.close(lock)
 
 
-def remove_abandoned(prefix: str) -> None:
-    """Remove the folders of killed processes. It lists the folder for temporary files, which may have many entries."""
-    for root in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def remove_abandoned(prefix: str, within: Path | None = None) -> None:
+    """Remove the folders of killed processes. It lists the folder around them, which may have many entries."""
+    for root in (within or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # locked, owned by another user, or removed meanwhile
             if time.time() - root.stat(follow_symlinks=False).st_mtime > FRESH_S and not root.is_symlink():
                 _remove_unlocked(root)

@@ -9,8 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-BROKEN = b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>"
+ERRORS = {
+    "403": b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>",
+    "500": b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>",
+    "503": b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
+}
 NOT_IMPLEMENTED = b"<Error><Code>NotImplemented</Code><Message>No such feature.</Message></Error>"
 UNKNOWN_HEADERS = {"no aws-chunked": ("Content-Encoding", "aws-chunked"), "no conditions": ("If-None-Match", "*")}
 HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
@@ -73,8 +76,8 @@ class Handler(BaseHTTPRequestHandler):
         if header in self.headers and text in self.headers[header]:
             self.answer(501, {}, NOT_IMPLEMENTED)
             return
-        if fault in ("500", "503"):
-            self.answer(int(fault), {}, BROKEN if fault == "500" else SLOW_DOWN)
+        if fault in ERRORS:
+            self.answer(int(fault), {}, ERRORS[fault])
             return
         if fault == "slow":
             time.sleep(0.2)

@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
             if at[0] not in self.server.buckets:
                 return self._refuse(404, "NoSuchBucket")
             if method == "GET" and not at[1]:
-                return self._list(at[0], query.get("prefix", [""])[0])
+                return self._list(at[0], query.get("prefix", [""])[0], query.get("start-after", [""])[0])
             if method in ("GET", "HEAD"):
                 return self._get(at, method)
             if method == "DELETE":
@@ -172,13 +172,13 @@ class _Handler(BaseHTTPRequestHandler):
         answer = f"<CompleteMultipartUploadResult><ETag>{escape(blob.etag)}</ETag></CompleteMultipartUploadResult>"
         return self._answer(200, blob.headers, answer.encode())
 
-    def _list(self, bucket: str, prefix: str) -> None:
+    def _list(self, bucket: str, prefix: str, after: str) -> None:
         rows = "".join(
             f"<Contents><Key>{escape(key)}</Key><Generation>{blob.generation}</Generation>"
             f"<LastModified>{_iso(blob.written)}</LastModified><ETag>{escape(blob.etag)}</ETag>"
             f"<Size>{len(blob.content)}</Size></Contents>"
             for (of_bucket, key), blob in sorted(self.server.objects.items())
-            if of_bucket == bucket and key.startswith(prefix)
+            if of_bucket == bucket and key.startswith(prefix) and key > after
         )
         answer = f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
         return self._answer(200, {}, answer.encode())

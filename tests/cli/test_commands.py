@@ -133,7 +133,10 @@ def test_queue(installation, store):
 @pytest.mark.parametrize(
     ("task", "lines"),
     [
-        (["run", "placed"], ["Placed     on worker-a, lease granted, granted ", "worker-a ", "won: nothing else"]),
+        (
+            ["run", "placed"],
+            ["Placed     on worker-a, lease granted, granted ", "was taken: the policy had no other candidate"],
+        ),
         (["placed"], ["dag.placed, run run"]),
         (
             [RUN, "waits", "--map-index", "3"],

@@ -34,18 +34,21 @@ def airflow(tmp_path_factory, azure):
         "AIRFLOW_CONN_MODELS": json.dumps({"conn_type": "wasb", "extra": {"connection_string": text}}),
     }
     home = tmp_path_factory.mktemp("airflow")
+    settings["AIRFLOW__HETERO__DATA_CACHE"] = f"{home}/data"
     with LocalAirflow(home, HERE / "dags", simulated="nvidia/h100-80gb:2", settings=settings) as made:
         yield made
 
 
-@pytest.fixture
-def index(azure):
+@pytest.fixture(scope="module")
+def store(azure):
     credentials = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY, ENDPOINT_VARIABLE: azure}
+    return open_azure(CheckpointPlace(url=URL, path="-", endpoint=azure, endpoints=(azure,)), credentials)
 
+
+@pytest.fixture
+def index(store):
     def read(run_id):
-        path = checkpoint_path("saving", "saving", run_id, -1)
-        place = CheckpointPlace(url=URL, path=path, endpoint=azure, endpoints=(azure,))
-        return read_index(open_azure(place, credentials), path)
+        return read_index(store, checkpoint_path("saving", "saving", run_id, -1))
 
     return read
 
@@ -68,3 +71,14 @@ def test_a_sensor_in_the_triggerer_waits_for_a_checkpoint_in_azure(airflow):
         lambda: {task["task_id"]: task["state"] for task in airflow.tasks("waiting", run_id)}["halfway"] == "success",
         "the sensor",
     )
+
+
+def test_tasks_of_one_host_read_an_object_in_azure_once(airflow, store):
+    for name in ("a.txt", "b.txt"):
+        assert store.replace(f"data/{name}", name.encode(), None)
+    run_id = airflow.trigger("reading", {"folder": f"{URL}/data"})
+    assert airflow.wait_for_run("reading", run_id) == "success"
+    first, second = (airflow.xcom("reading", run_id, task_id) for task_id in ("reading", "again"))
+    assert {name: text for name, (_, text) in first.items()} == {"a.txt": "a.txt", "b.txt": "b.txt", "probe~": ""}
+    assert first == second, "the same files"
+    assert all(path.startswith(f"{airflow.home}/data/objects/") for path, _ in first.values())

@@ -187,6 +187,17 @@ with DAG("resuming", schedule=None, params=LENGTH):
 
     resuming()
 
+with DAG("reading", schedule=None, params={"folder": ""}):
+
+    @task.device(device="gpu")
+    def reading(params=None):
+        from hetero_airflow.runtime import data
+
+        tree = data.cached_tree(params["folder"])
+        return {path.name: [str(path.resolve()), path.read_text()] for path in sorted(tree.iterdir())}
+
+    reading() >> reading.override(task_id="again")()
+
 with DAG("waiting", schedule=None, params=LENGTH):
 
     @task.device(device="gpu")

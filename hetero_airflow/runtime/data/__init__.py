@@ -1,0 +1,67 @@
+"""Data of object stores, read once per host.
+
+In a task::
+
+    from hetero_airflow.runtime import data
+
+    table = pandas.read_parquet(data.cached("s3://lake/day=1/part-0.parquet"))
+    images = ImageFolder(data.cached_tree("gs://lake/images"))
+    with data.open_cached("az://lake/words.txt") as file:
+        words = file.read()
+
+A content of an object never changes: it is stored under its ETag. So processes need no lock to read the same file,
+and two contents are never mixed: each request names the ETag (``If-Match``). Each host has a cache of its own, since
+reading from another host's disk is no faster than reading from the store.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from hetero_airflow.contract.data_settings import DataSettings
+from hetero_airflow.runtime.data.cache import Cache, Revalidate
+from hetero_airflow.settings import DATA_VARIABLE
+
+__all__ = ["cached", "cached_all", "cached_tree", "open_cached"]
+
+_caches: dict[int, Cache] = {}
+
+
+def cached(url: str, revalidate: Revalidate = "run") -> Path:
+    """A local file with the content of an object. It is read-only, and stays there until this process ends.
+
+    :param url: ``s3://bucket/key``, ``gs://bucket/key`` or ``az://container/key``; nothing in it is quoted
+    :param revalidate: when to ask the store whether there is another content: once in this process (``run``), each
+        time (``always``), or not if any content is cached (``never``)
+    :raises DataError: the URL can't be read, nothing is there, or the store does not answer
+    :raises SettingsError: an endpoint that is not allowed
+    """
+    return _cache().file(url, revalidate)
+
+
+def cached_all(urls: Iterable[str], revalidate: Revalidate = "run") -> list[Path]:
+    """`cached` for many objects, 16 at a time; the paths are in the same order. The first error ends it."""
+    return _cache().files(urls, revalidate)
+
+
+def cached_tree(url: str) -> Path:
+    """A local folder with links to all objects whose keys begin with the URL and ``/``. It ends with this process.
+
+    :raises DataError: the URL can't be read, nothing is there, a key is no path, or the store does not answer
+    :raises SettingsError: an endpoint that is not allowed
+    """
+    return _cache().tree(url)
+
+
+def open_cached(url: str, revalidate: Revalidate = "run") -> BinaryIO:
+    """`cached`, opened for reading."""
+    return cached(url, revalidate).open("rb")
+
+
+def _cache() -> Cache:
+    """A forked process has its own: it can't use its parent's connections and threads."""
+    process = os.getpid()
+    if process not in _caches:
+        _caches.setdefault(process, Cache(DataSettings.of(os.environ.get(DATA_VARIABLE))))
+    return _caches[process]

@@ -1,0 +1,203 @@
+"""The cache of this process: a folder of the host if there is one, else files that end with the process."""
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
+from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersion
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.contract.data_settings import DataSettings
+from hetero_airflow.errors import CheckpointStoreUnavailable, DataError, shorten
+from hetero_airflow.registry import load
+from hetero_airflow.runtime.data.bucket import Bucket
+from hetero_airflow.runtime.data.folder import CacheFolder, Unusable
+from hetero_airflow.runtime.data.location import Location
+from hetero_airflow.runtime.scratch_folder import ScratchFolder
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Revalidate = Literal["run", "always", "never"]
+
+AT_ONCE = 16
+"""Objects that are downloaded at once, of one process."""
+
+_ATTEMPTS = 3
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Cache:
+    """For any number of threads of one process."""
+
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._outside: dict[tuple[str, str], Path] = {}
+        self._scratch: ScratchFolder | None = None
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="data")
+        root = cache_root(settings)
+        self._folder: CacheFolder | None = None
+        try:
+            self._folder = CacheFolder(root, settings.size_bytes)
+        except Unusable as error:
+            logger.warning("Data is read without a cache: the folder %s can't be used (%s)", root, error)
+
+    def file(self, url: str, revalidate: Revalidate) -> Path:
+        """See `cached`."""
+        location = Location.of(url)
+        if revalidate not in get_args(Revalidate):
+            remedy = f"Use one of {', '.join(get_args(Revalidate))}"
+            raise DataError(f"revalidate={shorten(revalidate)}", found="no such rule", remedy=remedy)
+        if not location.key or location.key.endswith("/"):
+            raise DataError(f"the data URL {shorten(url)}", found="a folder", remedy="Use cached_tree for a folder")
+        if revalidate == "never" and self._folder and (path := self._folder.newest(location.url)):
+            return path
+        with _named(location):
+            return self._current(location, is_fresh=revalidate == "always")
+
+    def files(self, urls: Iterable[str], revalidate: Revalidate) -> list[Path]:
+        """See `cached_all`."""
+        return self._each(lambda url: self.file(url, revalidate), list(urls))
+
+    def tree(self, url: str) -> Path:
+        """See `cached_tree`."""
+        location = Location.of(url)
+        prefix = f"{location.key.rstrip('/')}/".lstrip("/")
+        with _named(location):
+            bucket = self._bucket(location)
+            versions = [version for version in bucket.folder(prefix.rstrip("/")) if not version.key.endswith("/")]
+            if not versions:
+                raise _missing(location)
+            names = {version.key: _relative(version.key.removeprefix(prefix)) for version in versions}
+            root = self._own().path()
+            items = [Location(location.scheme, location.bucket, version.key) for version in versions]
+            paths = self._each(self._current, items)
+            for version, path in zip(versions, paths, strict=True):
+                link = root / names[version.key]
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path)
+        return root
+
+    def _each(self, read: Callable[[T], Path], items: Sequence[T]) -> list[Path]:
+        futures = [self._threads.submit(read, item) for item in items]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def _current(self, location: Location, *, is_fresh: bool = False) -> Path:
+        bucket = self._bucket(location)
+        for _ in range(_ATTEMPTS):
+            version = bucket.version(location.key, is_fresh=is_fresh)
+            if version is None:
+                raise _missing(location)
+            try:
+                return self._content(location.url, version, bucket)
+            except ObjectChanged:
+                is_fresh = True
+        raise DataError(
+            f"to read {shorten(location.url)}",
+            found=f"another content at each of {_ATTEMPTS} attempts",
+            remedy="Write each version under a key of its own, or read it when its writer has ended",
+        )
+
+    def _content(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
+        if self._folder is None:
+            return self._without_folder(url, version, bucket)
+        if path := self._folder.find(url, version):
+            return path
+        with self._folder.alone(url):
+            if path := self._folder.find(url, version):
+                return path
+            for is_last in (False, True):
+                try:
+                    file = self._folder.new_file(url)
+                    try:
+                        bucket.download(version, file)
+                        return self._folder.publish(file, url, version)
+                    except BaseException:
+                        self._folder.discard(file)
+                        raise
+                except OSError as error:
+                    if is_last or error.errno not in _FULL:
+                        logger.warning("%s is read without a cache: %s", shorten(url), error.strerror)
+                        break
+                    self._folder.make_room(version.size_bytes)
+        return self._without_folder(url, version, bucket)
+
+    def _without_folder(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
+        with self._lock:
+            path = self._outside.get((url, version.etag))
+        if path is None:
+            path = self._own().path() / Location.of(url).key.rpartition("/")[2]
+            path.parent.mkdir()
+            try:
+                bucket.download(version, path)
+            except BaseException:
+                shutil.rmtree(path.parent)
+                raise
+            with self._lock:
+                self._outside[url, version.etag] = path
+        return path
+
+    def _own(self) -> ScratchFolder:
+        with self._lock:
+            self._scratch = self._scratch or ScratchFolder("hetero-airflow-data-")
+            return self._scratch
+
+    def _bucket(self, location: Location) -> Bucket:
+        at = location.scheme, location.bucket
+        with self._lock:
+            if at not in self._buckets:
+                settings, url = self._settings, f"{location.scheme}://{location.bucket}"
+                place = CheckpointPlace(
+                    url=url,
+                    path="-",
+                    endpoint=settings.own_endpoints.get(location.scheme),
+                    endpoints=settings.endpoints,
+                )
+                self._buckets[at] = Bucket(load(GROUP, CHECKPOINT_STORES, location.scheme)(place))
+            return self._buckets[at]
+
+
+@contextlib.contextmanager
+def _named(location: Location) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointStoreUnavailable as error:
+        raise DataError(error.asked, found=error.found, remedy=error.remedy) from error.__cause__
+    except OSError as error:
+        found, remedy = error.strerror or type(error).__name__, "See that the local disk has room"
+        raise DataError(f"to read {shorten(location.url)}", found=f"{found} on this host", remedy=remedy) from error
+
+
+def _missing(location: Location) -> DataError:
+    remedy = "Look at the URL, and whether the identity of the task may list there"
+    return DataError(f"to read {shorten(location.url)}", found="nothing there", remedy=remedy)
+
+
+def _relative(name: str) -> str:
+    """A key below a folder as a path."""
+    if not name.isprintable() or any(part in ("", ".", "..") for part in name.split("/")):
+        remedy = "Name the objects one by one with cached, or rename it"
+        raise DataError(f"the key {shorten(name)}", found="no name of a file", remedy=remedy)
+    return name
+
+
+def cache_root(settings: DataSettings) -> Path:
+    """The path of the cache folder."""
+    if settings.folder:
+        return Path(settings.folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hetero_airflow" / "data"

@@ -1,0 +1,53 @@
+"""Where an object is, as a data URL says it: ``s3://bucket/key``, ``gs://bucket/key`` or ``az://container/key``."""
+
+import re
+from dataclasses import dataclass
+
+from hetero_airflow.checkpoints import OBJECT_STORES
+from hetero_airflow.errors import DataError, shorten
+from hetero_airflow.validation import did_you_mean
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII)
+_REMEDY = "Write s3://bucket/key, gs://bucket/key or az://container/key"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """An object, or a folder of objects.
+
+    >>> Location.of("s3://models/images/cat 1.jpg")
+    Location(scheme='s3', bucket='models', key='images/cat 1.jpg')
+    """
+
+    scheme: str
+    bucket: str
+    key: str
+    """As it is in the store: nothing is quoted."""
+
+    @classmethod
+    def of(cls, url: str) -> "Location":
+        """Read a URL.
+
+        :raises DataError: no URL of an object store, no bucket, a user in it, or an unprintable character
+        """
+        scheme, has_scheme, rest = url.partition("://")
+        bucket, _, key = rest.partition("/")
+        problems = {
+            "no scheme": not has_scheme,
+            "a character that can't be printed": not url.isprintable(),
+            "a file, which needs no cache": scheme == "file",
+            f"the scheme {shorten(scheme)}": scheme not in OBJECT_STORES,
+            "a user or password in it": "@" in bucket,
+            "no name of a bucket": not _NAME.fullmatch(bucket),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                shown = scheme if "@" in bucket else shorten(url)
+                hint = did_you_mean(scheme, OBJECT_STORES) if has_scheme and scheme not in OBJECT_STORES else ""
+                raise DataError(f"the data URL {shown}", found=problem, remedy=hint + _REMEDY)
+        return cls(scheme, bucket, key)
+
+    @property
+    def url(self) -> str:
+        """The URL again."""
+        return f"{self.scheme}://{self.bucket}/{self.key}"
