@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
+from hetero_airflow.model.run import TimeShares
+
 PROGRESS = "progress"
 """Name of the file in the folder."""
 
@@ -41,6 +43,8 @@ class Progress(BaseModel):
     phase: ProgressPhase = ProgressPhase.STARTING
     total: int | None = None
     """How many steps there are in all; None if the task does not say."""
+    shares: TimeShares | None = None
+    """What the steps' time was spent on; None before the first step, and if no loader says what the task waits for."""
     can_save: bool = True
     """Whether the task can save and end at a notice; False if it only reports its steps."""
 

@@ -4,6 +4,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from hetero_airflow.contract.notice import Notice
 from hetero_airflow.contract.progress import Progress
+from hetero_airflow.model.run import TimeShares
 
 LEASE = "hetero.lease"
 """The record of the last lease, for people and for retries."""
@@ -42,6 +43,8 @@ class ReportedSpeed(BaseModel):
     """Steps that were counted."""
     seconds: float = Field(ge=0, allow_inf_nan=False)
     """How long they took."""
+    shares: TimeShares | None = None
+    """What the time was spent on; None if the task does not say."""
 
 
 class LeaseProgress(BaseModel):

@@ -78,6 +78,12 @@ METRICS: tuple[Metric, ...] = (
         _MODEL,
     ),
     Metric("hetero_lease_duration_seconds", "histogram", "From the grant of a lease to its end.", _MODEL),
+    Metric(
+        "hetero_step_time_seconds_total",
+        "counter",
+        "What the steps of tasks with a loader spent their time on: data (waiting for a batch), compute or save.",
+        (*_MODEL, "spent_on"),
+    ),
     Metric("hetero_wanted_workers", "gauge", "More workers that would let waiting requests start now.", ("type",)),
     Metric(
         "hetero_device_info",

@@ -23,7 +23,15 @@ from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedWorkers
-from hetero_airflow.store.sql.tallies import NO_BOUND, UNKNOWN_END, Tally, TallyName, cumulative, split_model_label
+from hetero_airflow.store.sql.tallies import (
+    NO_BOUND,
+    STEP_TIMES,
+    UNKNOWN_END,
+    Tally,
+    TallyName,
+    cumulative,
+    split_model_label,
+)
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 Model = tuple[str, str, str]
@@ -189,6 +197,10 @@ def counter_samples(tallies: Sequence[Tally], models: Iterable[Model]) -> Iterat
     """
     for model, rows in _by_model(tallies, TallyName.WAITED, models).items():
         yield Sample("hetero_placements_total", sum(row.count for row in rows), model)
+    for name, spent_on in STEP_TIMES.items():
+        for model, rows in _by_model(tallies, name, models).items():
+            spent_s = sum(row.total_ms for row in rows) / 1000
+            yield Sample("hetero_step_time_seconds_total", spent_s, (*model, spent_on))
     for reason, count in _by_label(tallies, TallyName.REFUSED, _FINAL_REASONS).items():
         yield Sample("hetero_refusals_total", count, (reason,))
     for outcome, count in _by_label(tallies, TallyName.ENDED, [*RunEnd, UNKNOWN_END]).items():

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -89,6 +89,28 @@ class ServiceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeShares:
+    """What the time of a loop was spent on; the parts add up to 1.
+
+    >>> str(TimeShares(data=0.306, compute=0.664, save=0.03))
+    'data 31 %, compute 66 %, save 3 %'
+    """
+
+    data: float
+    """Waiting for the next batch."""
+    compute: float
+    save: float
+    """Waiting until the state is copied."""
+
+    def __str__(self) -> str:
+        return f"data {self.data:.0%}, compute {self.compute:.0%}, save {self.save:.0%}".replace("%", " %")
+
+    def mixed(self, other: "TimeShares", part: float) -> "TimeShares":
+        """The shares of both times together, of which the other one is this part."""
+        return TimeShares(*(a + part * (b - a) for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
     """What the runs of a task on a device class reported so far."""
 
@@ -102,6 +124,8 @@ class MeasuredSpeed:
     """Steps that were counted."""
     seconds: float
     """Seconds in which they were done, without start-up, restores, saves and stalls."""
+    shares: TimeShares | None = None
+    """What these seconds were spent on; None if the task does not say."""
     ends: Mapping[str, datetime] = field(default_factory=dict)
     """Lease id → when its task will have done its last step at its present speed; of runs that say how many there
     are."""
@@ -119,12 +143,14 @@ class MeasuredSpeed:
         middle = self.log_speed + part * (newer.log_speed - self.log_speed)
         between = part * (1 - part) * (newer.log_speed - self.log_speed) ** 2
         within = part * newer.deviation**2 + (1 - part) * self.deviation**2
+        both = self.shares and newer.shares and self.shares.mixed(newer.shares, part)
         return replace(
             newer,
             log_speed=middle,
             deviation=(within + between) ** 0.5,
             steps=min(self.steps + newer.steps, MAX_STEPS),
             seconds=min(self.seconds + newer.seconds, float(MAX_STEPS)),
+            shares=both or newer.shares or self.shares,
         )
 
 

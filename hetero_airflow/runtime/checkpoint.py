@@ -193,13 +193,15 @@ def steps(
     return iter(StepLoop(session(), total, every, state, metrics))
 
 
-def loader(source: Any, prefetch: int = 2) -> Loader:
+def loader(source: Any, prefetch: int = 2, device: Any = None) -> Loader:
     """An iterator over the batches of a DataLoader, epoch after epoch without end, for the state of `steps`.
 
     `source` is a DataLoader, a data set of torch (each item is a batch), or an object that can be iterated again and
-    again. The next `prefetch` batches are loaded while a step computes. After an interruption it goes on with the batch
-    after the last one that the task has used, in the same order and with the same random numbers, with loader workers
-    and in each rank too. Its seed is ``torch.initial_seed()``; with several ranks it comes from the task and its run.
+    again. The next `prefetch` batches are loaded while a step computes. With a `device`, such as ``torch_device()``,
+    they are also copied to it meanwhile, from pinned memory and on a stream of their own. After an interruption it goes
+    on with the batch after the last one that the task has used, in the same order and with the same random numbers, with
+    loader workers and in each rank too. Its seed is ``torch.initial_seed()``; with several ranks it comes from the task
+    and its run.
 
     What the data set draws from Python's, numpy's or torch's generators is repeated. Numbers from a generator that the
     data set has made for itself are not. Batches of an iterable data set that were used are loaded again and skipped.
@@ -210,9 +212,9 @@ def loader(source: Any, prefetch: int = 2) -> Loader:
         for step in checkpoint.steps(10_000, state={"model": model, "data": data, "rng": checkpoint.Rng()}):
             train(next(data))
 
-    :raises RequestError: it can't be iterated again and again
+    :raises RequestError: it can't be iterated again and again, or torch can't use the device
     """
-    return Loader(source, prefetch, session)
+    return Loader(source, prefetch, device, session)
 
 
 def is_due() -> bool:

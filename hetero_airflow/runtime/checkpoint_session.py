@@ -181,7 +181,7 @@ class CheckpointSession:
         self._claim: WriteClaim | None = None
         self._latest: Checkpoint | None = None
         self._staged: StagedState | None = None  # its memory is reused by the next save
-        self.progress = ProgressFile(control if rank() == 0 else None, self._clock)
+        self.progress = ProgressFile(control if rank() == 0 else None, self._clock, times=self.times)
 
     def latest(self) -> Checkpoint | None:
         """The newest intact checkpoint; waits for a running save."""

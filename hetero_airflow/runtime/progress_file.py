@@ -17,6 +17,7 @@ from hetero_airflow.contract.progress import PROGRESS, Progress, ProgressPhase, 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.run import MAX_STEPS
 from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.step_times import StepTimes
 from hetero_airflow.settings import CONTROL_VARIABLE
 
 INTERVAL_S = 1.0
@@ -32,11 +33,15 @@ class ProgressFile:
     nothing; the supervisor then knows less.
 
     :param can_save: False for a task that only reports its steps; a loop that saves then keeps the file for itself
+    :param times: knows what the steps' time was spent on
     """
 
-    def __init__(self, folder: Path | None, clock: Clock | None = None, *, can_save: bool = True) -> None:
+    def __init__(
+        self, folder: Path | None, clock: Clock | None = None, *, can_save: bool = True, times: StepTimes | None = None
+    ) -> None:
         self._path = None if folder is None else folder / PROGRESS
         self._can_save = can_save
+        self._times = times
         self._clock = clock or Clock()
         self._lock = threading.Lock()
         self._due = 0.0
@@ -74,6 +79,7 @@ class ProgressFile:
             saved_at=at,
             phase=self._phase,
             total=self._total,
+            shares=None if self._times is None or self._step is None else self._times.shares(),
             can_save=self._can_save,
         )
         with self._lock:

@@ -3,23 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """Parts of the time of a loop; they add up to 1.
-
-    >>> str(TimeShares(data=0.306, compute=0.664, save=0.03))
-    'data 31 %, compute 66 %, save 3 %'
-    """
-
-    data: float
-    compute: float
-    save: float
-
-    def __str__(self) -> str:
-        return f"data {self.data:.0%}, compute {self.compute:.0%}, save {self.save:.0%}".replace("%", " %")
+from hetero_airflow.model.run import TimeShares
 
 
 class StepTimes:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import ReportedSpeed
-from hetero_airflow.model.run import MAX_STEPS
+from hetero_airflow.model.run import MAX_STEPS, TimeShares
 
 ENOUGH_S = 60.0
 """A speed is known after steps for this long."""
@@ -53,6 +53,7 @@ class SpeedMeter:
         self._begin: tuple[int, datetime, int | None] | None = None
         """Step, time and saved step at the begin of the present part."""
         self._steps, self._seconds = 0, 0.0
+        self._shares: TimeShares | None = None
 
     def see(self, progress: Progress | None) -> None:
         """Take in what the task wrote last; the same may come twice."""
@@ -71,6 +72,7 @@ class SpeedMeter:
                 self._steps = min(self._steps + steps, MAX_STEPS)
                 self._seconds += min(seconds, MAX_PART_S)
         self._begin = progress.step, progress.at, progress.saved_step
+        self._shares = progress.shares
 
     def speed(self) -> ReportedSpeed | None:
         """The speed of the run so far; None if it is too early."""
@@ -82,5 +84,9 @@ class SpeedMeter:
         spread = _MAD_TO_DEVIATION * statistics.median(abs(log - middle) for log in logs)
         error = _MEDIAN_ERROR * spread / math.sqrt(len(logs))
         return ReportedSpeed(
-            steps_per_s=math.exp(middle), deviation=error, steps=self._steps, seconds=round(self._seconds, 3)
+            steps_per_s=math.exp(middle),
+            deviation=error,
+            steps=self._steps,
+            seconds=round(self._seconds, 3),
+            shares=self._shares,
         )

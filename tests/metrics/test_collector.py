@@ -105,12 +105,14 @@ def test_what_was_counted_is_shown_by_model_outcome_and_reason():
         Tally(TallyName.ENDED, "paused", "", 5, 0),
         Tally(TallyName.PREEMPTED, "", "", 6, 0),
         Tally(TallyName.REFUSED, "model", "", 7, 0),
+        Tally(TallyName.LOADED, label, "", 9, 1500),
     )
     seen = values(facts(Snapshot(1), tallies=tallies))
     assert (seen["hetero_placements_total", *MODEL], seen["hetero_placements_total", "", "", ""]) == (3, 4)
     assert seen["hetero_leases_ended_total", "paused"] == 5
     assert seen["hetero_preemptions_total",] == 6
     assert seen["hetero_refusals_total", "model"] == 7
+    assert seen["hetero_step_time_seconds_total", *MODEL, "data"] == 1.5
     waits = "hetero_request_wait_seconds"
     buckets = [seen[f"{waits}_bucket", *MODEL, bound] for bound in ("1.0", "5.0", "15.0", "604800.0", "+Inf")]
     assert (buckets, seen[f"{waits}_count", *MODEL], seen[f"{waits}_sum", *MODEL]) == ([0, 2, 2, 2, 3], 3, 700_007.5)
@@ -126,6 +128,7 @@ def test_a_counter_is_0_before_the_first_event(fleet):
         assert seen["hetero_leases_ended_total", outcome] == 0
     assert seen["hetero_preemptions_total",] == seen["hetero_refusals_total", "memory"] == 0
     assert seen["hetero_placements_total", *MODEL] == seen["hetero_request_wait_seconds_count", *MODEL] == 0
+    assert [seen["hetero_step_time_seconds_total", *MODEL, on] for on in ("data", "compute", "save")] == [0, 0, 0]
 
 
 def test_the_size_of_a_scrape_does_not_grow_with_what_was_counted(fleet):

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.contract.progress import Progress, ProgressPhase
+from hetero_airflow.model.run import TimeShares
 from hetero_airflow.supervisor.speed_meter import ENOUGH_S, SpeedMeter
 from hetero_airflow.testing import EPOCH
 
@@ -100,3 +101,9 @@ def test_the_end_of_a_run_adds_nothing():
 def test_any_progress_gives_a_finite_speed_or_none(seen):
     speed = metered(*(progress(step, second, phase) for step, second, phase in seen)).speed()
     assert speed is None or 0 < speed.steps_per_s < float("inf")
+
+
+def test_the_speed_says_what_the_time_was_spent_on():
+    shares = TimeShares(data=0.3, compute=0.6, save=0.1)
+    steps = [each.model_copy(update={"shares": shares}) for each in steady()]
+    assert (metered(*steady()).speed().shares, metered(*steps).speed().shares) == (None, shares)

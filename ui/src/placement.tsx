@@ -145,7 +145,8 @@ const Progress = ({ progress }: { progress: Schemas["ProgressRow"] }) => (
       {progress.step === null
         ? "No step is done yet"
         : `Step ${progress.step.toLocaleString()}${progress.total === null ? "" : ` of ${progress.total.toLocaleString()}`} is done`} ({progress.phase},
-      reported {ago(progress.reported_at)}).{progress.ends_at ? ` It probably ends at ${clock(progress.ends_at)}.` : ""}{" "}
+      reported {ago(progress.reported_at)}).{progress.ends_at ? ` It probably ends at ${clock(progress.ends_at)}.` : ""}
+      {progress.spent_on ? ` Its time goes to: ${progress.spent_on}.` : ""}{" "}
       {progress.saved_step === null
         ? "No checkpoint is published."
         : `A resume loads the checkpoint of step ${progress.saved_step.toLocaleString()}${progress.saved_at ? `, saved ${ago(progress.saved_at)}` : ""}.`}

@@ -111,7 +111,9 @@ class ReportedSpeeds:
                 steps_per_s = min(max(speed.steps_per_s, MIN_SPEED), MAX_SPEED)
                 log_speed, steps = math.log(steps_per_s), min(speed.steps, MAX_STEPS)
                 ends = {lease.id: end} if (end := _expected_end(report, steps_per_s, now)) is not None else {}
-                measured = MeasuredSpeed(holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds, ends)
+                measured = MeasuredSpeed(
+                    holder.task, leased[0], log_speed, speed.deviation, steps, speed.seconds, speed.shares, ends
+                )
                 yield lease.id, LeaseSpeed(lease.id, measured)
 
 

@@ -29,9 +29,11 @@ class Batches:
         self._batches = batches
         self._draws: bool | None = None
 
-    @property
-    def is_apart(self) -> bool:
-        """Whether a thread should load. It can if the data set draws no random numbers; the first batch shows it."""
+    def is_apart(self, *, is_copied: bool) -> bool:
+        """Whether a thread should load. It can if the data set draws no random numbers; the first batch shows it.
+
+        :param is_copied: whether the thread copies the batches to a device, too; of workers, only for this
+        """
         return self._draws is False
 
     def begin(self, epoch: int, start: list[Any] | None) -> list[Any]:
@@ -73,10 +75,9 @@ class StreamedBatches(Batches):
         self._loader = loader
         self.workers = loader.num_workers
 
-    @property
-    def is_apart(self) -> bool:
+    def is_apart(self, *, is_copied: bool) -> bool:
         """Whether a thread should load; workers load ahead by themselves."""
-        return not self.workers and super().is_apart
+        return is_copied if self.workers else super().is_apart(is_copied=is_copied)
 
     def begin(self, epoch: int, start: list[Any] | None) -> list[Any]:
         """Begin an epoch."""
@@ -108,10 +109,10 @@ class IndexedBatches(Batches):
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._changed = _changed(loader, generator=self._generator, **{name: self._rest})
 
-    @property
-    def is_apart(self) -> bool:
+    def is_apart(self, *, is_copied: bool) -> bool:
         """Whether a thread should load; workers load ahead by themselves."""
-        return self._is_drawn and not self._loader.num_workers and super().is_apart
+        is_apart = is_copied if self._loader.num_workers else super().is_apart(is_copied=is_copied)
+        return self._is_drawn and is_apart
 
     def begin(self, epoch: int, start: list[Any] | None) -> list[Any]:
         """Begin an epoch; the states of the loader's own generators there."""

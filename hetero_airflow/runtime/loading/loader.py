@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
 from hetero_airflow.runtime.gang.ranks import process_group, rank
 from hetero_airflow.runtime.loading.batches import END, batches_of
+from hetero_airflow.runtime.loading.device_copy import device_copy
 from hetero_airflow.runtime.loading.random_streams import derived_seed
 
 if TYPE_CHECKING:
@@ -24,14 +25,15 @@ class Loader:
     """Yields batches, epoch after epoch without end; see `checkpoint.loader`.
 
     :param session: returns the checkpoint session of this process
-    :raises RequestError: no loader, or an invalid `prefetch`
+    :raises RequestError: no loader, or an invalid `prefetch` or `device`
     """
 
-    def __init__(self, source: Any, prefetch: int, session: "Callable[[], CheckpointSession]") -> None:
+    def __init__(self, source: Any, prefetch: int, device: Any, session: "Callable[[], CheckpointSession]") -> None:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 0 <= prefetch <= MAX_PREFETCH:
             raise RequestError("prefetch", prefetch, found="no number of batches", remedy=f"Use 0 to {MAX_PREFETCH}")
         self._batches = batches_of(source)
         self._prefetch = prefetch
+        self._copy = device_copy(device)
         self._session = session
         self._seed: int | None = None
         self._start: list[Any] | None = None
@@ -101,16 +103,25 @@ class Loader:
         return self._batches.open(self.batch, derived_seed(self._own_seed(), rank(), self.epoch))
 
     def _load(self, batches: Iterator[Any]) -> Any:
-        if not (self._ahead or (self._prefetch and self._batches.is_apart)):
-            return next(batches, END)
+        is_apart = self._prefetch and self._batches.is_apart(is_copied=self._copy is not None)
+        if not (self._ahead or is_apart):
+            return self._copied(self._read(batches))
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         while len(self._ahead) <= self._prefetch:
-            self._ahead.append(self._thread.submit(next, batches, END))
-        batch = self._ahead.popleft().result()
+            self._ahead.append(self._thread.submit(self._read, batches))
+        batch = self._copied(self._ahead.popleft().result())
         if batch is END:
             self._discard()
         return batch
+
+    def _read(self, batches: Iterator[Any]) -> Any:
+        """The next batch; if it goes to a device, as the copy that has begun."""
+        batch = next(batches, END)
+        return batch if self._copy is None or batch is END else self._copy.begin(batch)
+
+    def _copied(self, batch: Any) -> Any:
+        return batch if self._copy is None or batch is END else self._copy.end(batch)
 
     def _discard(self) -> None:
         """Load nothing more of this epoch, and leave the data set alone when this returns."""

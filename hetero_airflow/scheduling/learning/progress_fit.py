@@ -1,5 +1,9 @@
 """Joins the speeds that tasks reported with what the lengths of runs teach. Pure.
 
+A task that waits for data gains little from a faster class. If it says for how much of its time it waits, only the rest
+of a step is faster on another class (Amdahl, AFIPS Spring Joint Computer Conference, 1967). A loader that loads ahead
+hides a part of the wait on a slower class, so the estimate is on the safe side until that class was measured, too.
+
 Lengths of runs say little of speed: runs of one task differ in their work. So as soon as any task reports steps, the
 model of `class_speeds` gives the speeds. The lengths then teach the amount of work. The speeds of tasks that report no
 steps come from the same model: there, the lengths of runs are measurements as uncertain as the lengths differ.
@@ -21,6 +25,9 @@ from hetero_airflow.scheduling.learning.speed_fit import (
 _UNKNOWN_DEVIATION = 10.0
 """A measurement that gives only the unit of a task."""
 
+_MAX_WAIT = 0.95
+"""A task that waits for data all the time still says something of its computing."""
+
 
 def with_measured_speeds(
     fitted: FittedSpeeds,
@@ -41,13 +48,17 @@ def with_measured_speeds(
     {'nvidia/k80': 1.9, 'nvidia/v100': 12.0}
     """
     rows: dict[TaskName, dict[str, tuple[float, float]]] = {}
+    waits: dict[TaskName, dict[str, float]] = {}
     for speed in measured:
-        rows[speed.task] = {**rows.pop(speed.task, {}), speed.device_class: (speed.log_speed, speed.deviation)}
+        share = min(speed.shares.data, _MAX_WAIT) if speed.shares else 0.0
+        log = speed.log_speed - math.log1p(-share)
+        rows[speed.task] = {**rows.pop(speed.task, {}), speed.device_class: (log, speed.deviation)}
+        waits.setdefault(speed.task, {})[speed.device_class] = share * math.exp(-speed.log_speed)
     if not rows:
         return fitted
     ran_on = {name for summary in summaries.values() for name in (*summary.parts, *summary.measured)}
     model = fit_class_speeds(rows, {*fitted.default_speeds, *ran_on})
-    by_steps = model.speeds(rows)
+    by_steps = {task: _with_waits(of_task, waits[task]) for task, of_task in model.speeds(rows).items()}
     lengths = {task: _typical_lengths(fitted, task, summary) for task, summary in summaries.items() if task not in rows}
     by_lengths = model.speeds(lengths)
     speeds = {task: _speeds(of_task) for task, of_task in (by_lengths | by_steps).items()}
@@ -66,6 +77,16 @@ def _typical_lengths(fitted: FittedSpeeds, task: TaskName, summary: TaskSummary)
         main = max(summary.parts, key=lambda name: (summary.parts[name], name))
         lengths = {main: (math.log(fitted.speeds[task][main]), _UNKNOWN_DEVIATION)}
     return lengths
+
+
+def _with_waits(computing: TaskSpeeds, waits: Mapping[str, float]) -> TaskSpeeds:
+    """The speeds of a task, from those of its computing and the seconds for which it waits for data in each step.
+
+    :param waits: device class → seconds in a step; other classes get their mean
+    """
+    usual_s = math.fsum(waits.values()) / len(waits)
+    logs = {name: log - math.log1p(waits.get(name, usual_s) * math.exp(log)) for name, log in computing.logs.items()}
+    return TaskSpeeds(logs, computing.deviations)
 
 
 def _speeds(task_speeds: TaskSpeeds) -> dict[str, float]:

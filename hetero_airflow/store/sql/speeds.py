@@ -4,9 +4,9 @@ A running task reports again and again what it has done since it started. Each r
 before did not have. So a report can be written twice, by another scheduler or after a restart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, insert, select, update
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, insert, select, update
 from hetero_airflow.model.run import MeasuredSpeed
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import log_unreadable
+from hetero_airflow.store.sql.tallies import STEP_TIMES, Occurrence, add_tallies
 from hetero_airflow.store.sql.transaction import WriteTransaction
 
 _SPEED = tables.speed.c
@@ -71,7 +72,8 @@ def with_report(before: SpeedRecord | None, report: LeaseSpeed, now: datetime) -
 
 
 def add_speeds(transaction: WriteTransaction, reports: Iterable[LeaseSpeed], now: datetime) -> None:
-    """Add what is new in the reports to what is known of their tasks and device classes."""
+    """Add what is new in the reports to what is known of their tasks and device classes, and to the tallies."""
+    occurrences: list[Occurrence] = []
     for report in reports:
         task, name = report.measured.task, report.measured.device_class
         is_pair = (_SPEED.dag_id == task[0], _SPEED.task_id == task[1], _SPEED.device_class == name)
@@ -80,6 +82,7 @@ def add_speeds(transaction: WriteTransaction, reports: Iterable[LeaseSpeed], now
         record = with_report(before, report, now)
         if record is None:
             continue
+        occurrences += _occurrences(before, report)
         values = {"record": _RECORD.dump_json(record).decode(), "measured_at": now, "changed": transaction.stamp}
         if stored is None:
             key = {"dag_id": task[0], "task_id": task[1], "device_class": name}
@@ -87,6 +90,17 @@ def add_speeds(transaction: WriteTransaction, reports: Iterable[LeaseSpeed], now
         else:
             transaction.connection.execute(update(tables.speed).where(*is_pair), values)
         transaction.is_visible = True
+    add_tallies(transaction, occurrences)
+
+
+def _occurrences(before: SpeedRecord | None, report: LeaseSpeed) -> Iterator[Occurrence]:
+    """What the time that is new in a report was spent on."""
+    _, counted_s = (before.counted if before else {}).get(report.lease_id, (0, 0.0))
+    if report.measured.shares is not None:
+        for name, spent_on in STEP_TIMES.items():
+            part = getattr(report.measured.shares, spent_on)
+            elapsed = timedelta(seconds=part * (report.measured.seconds - counted_s))
+            yield Occurrence(name, lease_id=report.lease_id, elapsed=elapsed)
 
 
 def read_speeds(connection: Connection, since: int) -> tuple[int, tuple[MeasuredSpeed, ...]]:

@@ -51,6 +51,16 @@ class TallyName(StrEnum):
     """Leases whose tasks were asked to save and end; no label."""
     REFUSED = "refused"
     """Requests that no known worker could ever serve; the label is the code of the reason."""
+    LOADED = "loaded"
+    """The time for which steps waited for data, of tasks that report it; the label is the model of the devices."""
+    COMPUTED = "computed"
+    """The time for which they computed."""
+    SAVED = "saved"
+    """The time for which they waited until their state was copied."""
+
+
+STEP_TIMES = {TallyName.LOADED: "data", TallyName.COMPUTED: "compute", TallyName.SAVED: "save"}
+"""What the time of steps was spent on, as in `TimeShares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class Tally:
     name: TallyName
     label: str
     bucket: str
-    """For measured times, the upper bound in seconds or `NO_BOUND`; else empty."""
+    """For times with a histogram, the upper bound in seconds or `NO_BOUND`; else empty."""
     count: int
     total_ms: int
     """Sum of the measured times, in milliseconds; integers add up without rounding."""
@@ -78,8 +88,8 @@ class Occurrence:
 
     @property
     def bucket(self) -> str:
-        """Where its time belongs; empty if none was measured."""
-        return "" if self.elapsed is None else bucket_of(self.elapsed)
+        """Where its time belongs; empty if none was measured, or if only the sum counts."""
+        return "" if self.elapsed is None or self.name in STEP_TIMES else bucket_of(self.elapsed)
 
     @property
     def elapsed_ms(self) -> int:

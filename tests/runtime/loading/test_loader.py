@@ -14,12 +14,14 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, get_worker_info
 
 from hetero_airflow.errors import InvalidCheckpoint, RequestError
+from hetero_airflow.model.run import TimeShares
 from hetero_airflow.runtime import checkpoint
+from hetero_airflow.runtime.loading.device_copy import DeviceCopy
 from hetero_airflow.runtime.loading.loader import Loader
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.restoring import Rng
 from hetero_airflow.runtime.state.tree import stage
-from hetero_airflow.runtime.step_times import StepTimes, TimeShares
+from hetero_airflow.runtime.step_times import StepTimes
 from tests.effort import effort
 
 
@@ -130,6 +132,13 @@ def made(make: Callable[[], object], prefetch: int = 2) -> Loader:
     return checkpoint.loader(make(), prefetch)
 
 
+def copied(make: Callable[[], object]) -> Loader:
+    """A loader that copies to a device which is the CPU, so a thread takes the batches of workers, too."""
+    loader = made(make)
+    loader._copy = DeviceCopy(torch.device("cpu"))
+    return loader
+
+
 def is_same_after(make: Callable[[], object], done: int, folder, prefetch: int = 2) -> None:
     """Twelve batches in one run are those of two runs, of which the first one does some and saves."""
     seed(1)
@@ -161,6 +170,21 @@ def test_they_are_the_same_with_workers(make, done: int, tmp_path) -> None:
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
 def test_they_do_not_depend_on_what_is_loaded_ahead(make, tmp_path) -> None:
     is_same_after(make, 5, tmp_path, prefetch=0)
+
+
+@pytest.mark.parametrize(
+    "make", [*LOADERS.values(), *WORKERS.values()], ids=[*LOADERS, *(f"{n}, workers" for n in WORKERS)]
+)
+def test_they_are_the_same_on_a_device(make, tmp_path) -> None:
+    seed(1)
+    expected = texts(made(make), 12)
+    seed(1)
+    first = copied(make)
+    before = texts(first, 5)
+    write_state(stage({"data": first}), tmp_path)
+    resumed = copied(make)
+    resumed.load_state_dict(read_state(tmp_path)["data"])
+    assert before + texts(resumed, 7) == expected
 
 
 def test_they_do_not_depend_on_the_workers() -> None:

@@ -11,7 +11,7 @@ from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, NO_ESTIMAT
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.run import MeasuredSpeed, RunEnd
+from hetero_airflow.model.run import MeasuredSpeed, RunEnd, TimeShares
 from hetero_airflow.scheduling.learning.learner import RUNS_PER_TASK, Learner, PastRequests
 from hetero_airflow.scheduling.learning.speed_fit import MIN_RUN_S, USUAL_SPREAD
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
@@ -336,3 +336,25 @@ def test_a_refresh_logs_impossible_runs(caplog):
     store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED, "", RunEnd.FINISHED)], before)
     Learner().refresh(store, frozenset())
     assert "said to have held its devices for -60 s" in caplog.text
+
+
+@pytest.mark.parametrize("data", [None, 0.0, 0.5, 1.0])
+def test_a_task_that_waits_for_data_gains_little_from_a_faster_class(data):
+    """The half of a step on a T4 computes: on a V100 only this half is shorter."""
+    learner = Learner()
+    shares = None if data is None else TimeShares(data=data, compute=1 - data, save=0.0)
+    learner.learn_speeds([MeasuredSpeed(TRAIN, T4, math.log(2.0), 0.05, 720, 60.0, shares)])
+    speeds = learner.estimates(frozenset({T4, V100})).speeds[TRAIN]
+    gain = data_sheet_speed(V100) / data_sheet_speed(T4)
+    wait = min(data or 0.0, 0.95)
+    assert speeds[T4] == pytest.approx(2.0)
+    assert speeds[V100] / speeds[T4] == pytest.approx(1 / (wait + (1 - wait) / gain))
+
+
+def test_what_was_measured_on_both_classes_counts_more_than_the_wait_on_one():
+    learner = Learner()
+    waits = TimeShares(data=0.6, compute=0.4, save=0.0)
+    learner.learn_speeds([MeasuredSpeed(TRAIN, T4, math.log(2.0), 0.02, 720, 60.0)])
+    learner.learn_speeds([MeasuredSpeed(TRAIN, V100, math.log(2.2), 0.02, 720, 60.0, waits)])
+    speeds = learner.estimates(frozenset({T4, V100})).speeds[TRAIN]
+    assert speeds[V100] / speeds[T4] == pytest.approx(1.1, rel=0.05)

@@ -8,13 +8,14 @@ from sqlalchemy import select, update
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan, Reason, ReasonCode, Refuse, Wait
-from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.run import RunEnd, TimeShares
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql.speeds import LeaseSpeed
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.sql.tallies import Tally, TallyName, read_tallies
+from hetero_airflow.store.sql.tallies import STEP_TIMES, Tally, TallyName, read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, WorkerForgotten, WorkerLost
-from hetero_airflow.testing import EPOCH, a_pending, a_place
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_speed
 from tests.store.contract import ACCOUNT, BUSY, MUCH_LATER, prepare
 
 A100, CPU = "nvidia/gpu/a100-sxm4-40gb", "generic/cpu/x86-64"
@@ -60,6 +61,21 @@ def test_each_event_is_counted_once_with_its_label(engine):
         (A100, "30"): (1, 30_000),
         (A100, "10800"): (1, 3_996_000),
         (CPU, "1"): (1, 250),
+    }
+
+
+def test_the_time_of_steps_is_divided_by_what_it_was_spent_on(engine):
+    store = prepare(SqlStore(engine), "r1")
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), at(1), at(60)).leases
+    for seconds in (100.0, 100.0, 300.0):
+        shares = TimeShares(data=0.5, compute=0.3, save=0.2)
+        store.add_speeds([LeaseSpeed(lease.id, a_speed(seconds=seconds, shares=shares))], at(seconds))
+    store.add_speeds([LeaseSpeed(lease.id, a_speed(seconds=400.0))], at(400))
+    spent = {name: counts(engine, name) for name in STEP_TIMES}
+    assert {name: value[A100, ""][1] for name, value in spent.items()} == {
+        TallyName.LOADED: 150_000,
+        TallyName.COMPUTED: 90_000,
+        TallyName.SAVED: 60_000,
     }
 
 

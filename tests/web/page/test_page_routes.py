@@ -9,7 +9,7 @@ from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Plan, Reason, ReasonCode, Wait
-from hetero_airflow.model.run import Transition
+from hetero_airflow.model.run import TimeShares, Transition
 from hetero_airflow.store.sql.speeds import LeaseSpeed
 from hetero_airflow.store.store import RequestSubmitted, TransitionsNoted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_speed, a_worker
@@ -133,7 +133,16 @@ def test_the_tasks_ahead_are_those_of_the_last_cycle(show, store, fleet):
 
 def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
     (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
-    progress = Progress(step=120, at=EPOCH, saved_step=100, saved_at=EPOCH, phase=ProgressPhase.STEPPING, total=500)
+    shares = TimeShares(data=0.31, compute=0.66, save=0.03)
+    progress = Progress(
+        step=120,
+        at=EPOCH,
+        saved_step=100,
+        saved_at=EPOCH,
+        phase=ProgressPhase.STEPPING,
+        total=500,
+        shares=shares,
+    )
     store.add_speeds([LeaseSpeed(lease.id, a_speed(ends={lease.id: LATER}))], EPOCH)
     store.record([TransitionsNoted(fleet["fit"], (Transition(EPOCH, "HandedOver", "handed over"),))], EPOCH)
     with ask() as client:
@@ -151,6 +160,7 @@ def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask,
         ["nvidia/a100-sxm4-40gb GPU-0"],
     )
     assert [shown["progress"][name] for name in ("step", "total", "saved_step")] == [120, 500, 100]
+    assert shown["progress"]["spent_on"] == "data 31 %, compute 66 %, save 3 %"
     assert datetime.fromisoformat(shown["progress"]["ends_at"]) == LATER
     assert of_another_lease["progress"] is None
     assert [(row["try_number"], row["worker"], row["state"], row["ended_at"]) for row in shown["tries"]] == [
