@@ -17,6 +17,7 @@ from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
+from hetero_airflow.operators.outlets import with_published
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
 from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.runtime.visible_devices import bound_to_lease
@@ -91,6 +92,9 @@ class DeviceOperator(BaseOperator):
 
     def _run(self, context: Context, work: Callable[[], Any]) -> Any:
         """Do the work with a lease: that of the executor, or in a local run one of this machine."""
+        return self._run_with_lease(context, lambda: with_published(context, self.outlets, work()))
+
+    def _run_with_lease(self, context: Context, work: Callable[[], Any]) -> Any:
         has_lease = LEASE_VARIABLE in os.environ or read_lease(getattr(context["ti"], "context_carrier", None))
         if has_lease or not is_local_run():
             bound = self._lease_bound(context)

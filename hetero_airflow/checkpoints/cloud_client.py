@@ -247,5 +247,5 @@ def _cause(error: Exception) -> tuple[str, str]:
     if status and status[1] in ("401", "403"):
         return found, "Give the identity the rights to read, write, list and delete there"
     if code in ("NoSuchBucket", "ContainerNotFound"):
-        return found, "Make the bucket or container, or correct checkpoint_url"
+        return found, "Make the bucket or container, or correct its name"
     return found, "See that the endpoint answers, and try again"

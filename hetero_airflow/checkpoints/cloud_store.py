@@ -125,21 +125,32 @@ class CloudStore:
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, or 10,000 parts."""
-        path = self._at(key)
-        with source.open("rb") as file, translated_errors(f"to write {shorten(key)}"):
+        with translated_errors(f"to write {shorten(key)}"):
+            self._upload(self._at(key), source)
+
+    def upload(self, key: str, source: Path) -> ObjectVersion | None:
+        """See `VersionedObjects.upload`."""
+        with translated_errors(f"to write {shorten(key)}"):
+            etag = self._upload(key, source)
+        return None if etag is None else ObjectVersion(key, quoted(etag), source.stat().st_size)
+
+    def _upload(self, path: str, source: Path) -> str | None:
+        """The ETag of what was written; None if the answer is lost."""
+        with source.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             part_bytes = max(_CHUNK_BYTES, -(-size_bytes // _MAX_PARTS))
 
-            def upload() -> None:
+            def upload() -> str | None:
                 file.seek(0)
-                self.client.put(path, file, chunk_size=part_bytes, max_concurrency=4)
+                return self.client.put(path, file, chunk_size=part_bytes, max_concurrency=4)["e_tag"]
 
             try:
-                self._answered(upload)
+                return self._answered(upload)
             except (BaseError, FileNotFoundError):
                 # The answer to its last request may be lost; the repetition then finds no upload any more.
                 if self._size(path) != size_bytes:
                     raise
+        return None
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""

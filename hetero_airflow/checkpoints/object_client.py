@@ -168,7 +168,7 @@ def _remedy(code: str, operation: str) -> str:
     if code in REFUSED:
         return "Give its key s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket there"
     if code == "NoSuchBucket":
-        return "Make the bucket, or correct checkpoint_url"
+        return "Make the bucket, or correct its name"
     if code in ("NotImplemented", "501"):
         return (
             "The store lacks what this request needs. If it refuses aws-chunked bodies, set "

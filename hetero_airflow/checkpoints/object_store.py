@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from boto3.s3.transfer import TransferConfig  # type: ignore[import-untyped]
 from botocore.exceptions import (  # type: ignore[import-untyped]
@@ -39,6 +40,8 @@ ATTEMPTS = 4
 
 CUT_OFF = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError, ProtocolError)
 """ProtocolError: botocore 1.43.96 passes on what urllib3 raises while an answer is read, 1.44.5 does not."""
+
+_MARK = "hetero-airflow-writer"
 
 MAX_CACHED = 2048
 MAX_CACHED_BYTES = 64 << 10
@@ -109,22 +112,25 @@ class ObjectStore:
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum (see `object_client`)."""
-        at = self._at(key)
-        with source.open("rb") as file, translated_errors(f"to write {shorten(key)}"):
-            for attempt in range(1, ATTEMPTS + 1):
-                file.seek(0)
-                try:
-                    self._client.upload_fileobj(file, at["Bucket"], at["Key"], Config=TRANSFER)
-                except (ClientError, ResponseParserError) as error:
-                    # The answer to its last request may be lost; the retry then finds no upload any more.
-                    if isinstance(error, ClientError) and status_of(error)[0] != 404:
-                        raise
-                    if self._size(at) == source.stat().st_size:
-                        return
-                    if attempt == ATTEMPTS:
-                        raise
-                else:
+        with translated_errors(f"to write {shorten(key)}"):
+            self._upload(self._at(key), source, {})
+
+    def _upload(self, at: dict[str, str], source: Path, extra: dict[str, Any]) -> None:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                with source.open("rb") as file:  # s3transfer may close it
+                    self._client.upload_fileobj(file, at["Bucket"], at["Key"], ExtraArgs=extra, Config=TRANSFER)
+            except (ClientError, ResponseParserError) as error:
+                # The answer to its last request may be lost; the retry then finds no upload any more.
+                status, code = status_of(error) if isinstance(error, ClientError) else (404, "")
+                if status != 404 or code == "NoSuchBucket":
+                    raise
+                if self._size(at) == source.stat().st_size:
                     return
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                return
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
@@ -204,6 +210,15 @@ class ObjectStore:
                     if attempt == self._read_attempts:
                         raise
         raise AssertionError  # pragma: no cover  the last attempt returned or raised
+
+    def upload(self, key: str, source: Path) -> ObjectVersion | None:
+        """See `VersionedObjects.upload`. A mark in the object's metadata tells it from that of another writer."""
+        mark = {_MARK: uuid4().hex}
+        with translated_errors(f"to write {shorten(key)}"):
+            self._upload({"Bucket": self._bucket, "Key": key}, source, {"Metadata": mark})
+            answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        is_own = answer["Metadata"].get(_MARK) == mark[_MARK]
+        return ObjectVersion(key, answer["ETag"], answer["ContentLength"]) if is_own else None
 
     def _at(self, key: str) -> dict[str, str]:
         check_key(key)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 
@@ -40,6 +41,9 @@ class VersionedObjects(Protocol):
 
         :raises ObjectChanged: it is no longer there
         """
+
+    def upload(self, key: str, source: Path) -> ObjectVersion | None:
+        """Write a file as the content of an object, whole or not at all. None: another content came right after it."""
 
 
 def quoted(etag: str) -> str:

@@ -198,10 +198,10 @@ def loader(source: Any, prefetch: int = 2, device: Any = None) -> Loader:
 
     `source` is a DataLoader, a data set of torch (each item is a batch), or an object that can be iterated again and
     again. The next `prefetch` batches are loaded while a step computes. With a `device`, such as ``torch_device()``,
-    they are also copied to it meanwhile, from pinned memory and on a stream of their own. After an interruption it goes
-    on with the batch after the last one that the task has used, in the same order and with the same random numbers, with
-    loader workers and in each rank too. Its seed is ``torch.initial_seed()``; with several ranks it comes from the task
-    and its run.
+    they are also copied to it meanwhile, from pinned memory and on a stream of their own. After an interruption it
+    goes on with the batch after the last one that the task has used, in the same order and with the same random
+    numbers, with loader workers and in each rank too. Its seed is ``torch.initial_seed()``; with several ranks it
+    comes from the task and its run.
 
     What the data set draws from Python's, numpy's or torch's generators is repeated. Numbers from a generator that the
     data set has made for itself are not. Batches of an iterable data set that were used are loaded again and skipped.

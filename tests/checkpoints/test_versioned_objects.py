@@ -56,3 +56,15 @@ def test_an_object_that_is_gone_is_never_read(objects):
     assert list(objects.sweep("data", lambda name, age_s: True)) == ["folder"]
     with pytest.raises(ObjectChanged):
         objects.read_range(version, 0, 6)
+
+
+@pytest.mark.parametrize("size", [0, 7, (9 << 20) + 1])
+def test_a_file_is_written_whole_and_has_the_version_that_others_see(objects, tmp_path, size):
+    source = tmp_path / "source"
+    source.write_bytes(b"u" * size)
+    version = objects.upload("data/file", source)
+    assert version == objects.version("data/file")
+    assert list(objects.versions("data")) == [version]
+    assert version.size_bytes == size
+    if size:
+        assert objects.read_range(version, 0, size) == b"u" * size

@@ -1,5 +1,6 @@
 """Checkpoints in Azure Blob Storage (Azurite), from the tasks and the triggerer of a real Airflow."""
 
+import hashlib
 import json
 import os
 import signal
@@ -73,12 +74,16 @@ def test_a_sensor_in_the_triggerer_waits_for_a_checkpoint_in_azure(airflow):
     )
 
 
-def test_tasks_of_one_host_read_an_object_in_azure_once(airflow, store):
+def test_tasks_of_one_host_read_and_write_an_object_in_azure_once(airflow, store):
     for name in ("a.txt", "b.txt"):
         assert store.replace(f"data/{name}", name.encode(), None)
     run_id = airflow.trigger("reading", {"folder": f"{URL}/data"})
     assert airflow.wait_for_run("reading", run_id) == "success"
     first, second = (airflow.xcom("reading", run_id, task_id) for task_id in ("reading", "again"))
-    assert {name: text for name, (_, text) in first.items()} == {"a.txt": "a.txt", "b.txt": "b.txt", "probe~": ""}
+    texts = {name: text for name, (_, text) in first.items()}
+    assert texts == {"a.txt": "a.txt", "b.txt": "b.txt", "c.txt": "c.txt", "probe~": ""}
     assert first == second, "the same files"
     assert all(path.startswith(f"{airflow.home}/data/objects/") for path, _ in first.values())
+    (event,) = airflow.api("GET", f"/assets/events?source_dag_id=reading&source_run_id={run_id}")["asset_events"]
+    assert event["extra"]["sha256"] == hashlib.sha256(b"c.txt").hexdigest()
+    assert event["extra"]["etag"]

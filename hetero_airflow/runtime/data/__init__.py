@@ -8,6 +8,7 @@ In a task::
     images = ImageFolder(data.cached_tree("gs://lake/images"))
     with data.open_cached("az://lake/words.txt") as file:
         words = file.read()
+    data.publish("model.pt", "s3://lake/model.pt")
 
 A content of an object never changes: it is stored under its ETag. So processes need no lock to read the same file,
 and two contents are never mixed: each request names the ETag (``If-Match``). Each host has a cache of its own, since
@@ -20,12 +21,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hetero_airflow.contract.data_settings import DataSettings
-from hetero_airflow.runtime.data.cache import Cache, Revalidate
+from hetero_airflow.runtime.data.cache import Cache, Published, Revalidate
 from hetero_airflow.settings import DATA_VARIABLE
 
-__all__ = ["cached", "cached_all", "cached_tree", "open_cached"]
+__all__ = ["cached", "cached_all", "cached_tree", "open_cached", "publish", "published"]
 
 _caches: dict[int, Cache] = {}
+published: dict[str, Published] = {}
+"""URL → what this process last published there."""
 
 
 def cached(url: str, revalidate: Revalidate = "run") -> Path:
@@ -57,6 +60,21 @@ def cached_tree(url: str) -> Path:
 def open_cached(url: str, revalidate: Revalidate = "run") -> BinaryIO:
     """`cached`, opened for reading."""
     return cached(url, revalidate).open("rb")
+
+
+def publish(file: str | os.PathLike[str], url: str) -> Published:
+    """Write a file as the new content of an object, and put it into this host's cache, too.
+
+    A reader sees the old content or the whole new one. What this process reads afterwards is the new one. If the URL is
+    that of an asset among the task's outlets, the asset's event gets in its ``extra`` what this returns.
+
+    :param url: ``s3://bucket/key``, ``gs://bucket/key`` or ``az://container/key``
+    :raises DataError: the URL can't be written, or the store does not answer
+    :raises OSError: the file can't be read
+    :raises SettingsError: an endpoint that is not allowed
+    """
+    published[url] = _cache().publish(Path(file), url)
+    return published[url]
 
 
 def _cache() -> Cache:

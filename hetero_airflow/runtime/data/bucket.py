@@ -54,6 +54,15 @@ class Bucket:
                 self._known[version.key] = version
             yield version
 
+    def upload(self, key: str, file: Path) -> ObjectVersion | None:
+        """Write a file as the content of an object; None if another content came right after it."""
+        version = self._objects.upload(key, file)
+        with self._lock:
+            self._known.pop(key, None)
+            if version:
+                self._known[key] = version
+        return version
+
     def download(self, version: ObjectVersion, file: Path) -> None:
         """Write one content of an object to a new file.
 

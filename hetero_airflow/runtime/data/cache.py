@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import shutil
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypedDict, TypeVar, get_args
 
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
 from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersion
@@ -27,6 +28,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Revalidate = Literal["run", "always", "never"]
+
+
+class Published(TypedDict):
+    """What was written to an object."""
+
+    etag: str | None
+    """None: another writer has replaced it at once, or the store did not say."""
+    sha256: str
+    size_bytes: int
+
 
 AT_ONCE = 16
 """Objects that are downloaded at once, of one process."""
@@ -54,12 +65,10 @@ class Cache:
 
     def file(self, url: str, revalidate: Revalidate) -> Path:
         """See `cached`."""
-        location = Location.of(url)
+        location = _object_at(url, "Use cached_tree for a folder")
         if revalidate not in get_args(Revalidate):
             remedy = f"Use one of {', '.join(get_args(Revalidate))}"
             raise DataError(f"revalidate={shorten(revalidate)}", found="no such rule", remedy=remedy)
-        if not location.key or location.key.endswith("/"):
-            raise DataError(f"the data URL {shorten(url)}", found="a folder", remedy="Use cached_tree for a folder")
         if revalidate == "never" and self._folder and (path := self._folder.newest(location.url)):
             return path
         with _named(location):
@@ -73,9 +82,10 @@ class Cache:
         """See `cached_tree`."""
         location = Location.of(url)
         prefix = f"{location.key.rstrip('/')}/".lstrip("/")
+        with _named(location, "list"):
+            listed = self._bucket(location).folder(prefix.rstrip("/"))
+            versions = [version for version in listed if not version.key.endswith("/")]
         with _named(location):
-            bucket = self._bucket(location)
-            versions = [version for version in bucket.folder(prefix.rstrip("/")) if not version.key.endswith("/")]
             if not versions:
                 raise _missing(location)
             names = {version.key: _relative(version.key.removeprefix(prefix)) for version in versions}
@@ -87,6 +97,29 @@ class Cache:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)
         return root
+
+    def publish(self, source: Path, url: str) -> Published:
+        """See `publish`. A copy is uploaded, since the file can change meanwhile and what is cached must not."""
+        location = _object_at(url, "Publish each file under a key of its own")
+        with source.open("rb") as content, _named(location, "write"):
+
+            def copied(file: Path) -> Path:
+                with file.open("xb") as target:
+                    shutil.copyfileobj(content, target, 1 << 20)
+                return file
+
+            copy = self._in_folder(location.url, os.fstat(content.fileno()).st_size, copied)
+            try:
+                version = self._bucket(location).upload(location.key, copy or source)
+                with (copy or source).open("rb") as written:
+                    digest = hashlib.file_digest(written, "sha256").hexdigest()
+                    size = os.fstat(written.fileno()).st_size
+                if self._folder and copy and version:
+                    self._folder.publish(copy, location.url, version)
+                return {"etag": version.etag if version else None, "sha256": digest, "size_bytes": size}
+            finally:
+                if self._folder and copy:
+                    self._folder.discard(copy)
 
     def _each(self, read: Callable[[T], Path], items: Sequence[T]) -> list[Path]:
         futures = [self._threads.submit(read, item) for item in items]
@@ -118,24 +151,34 @@ class Cache:
             return self._without_folder(url, version, bucket)
         if path := self._folder.find(url, version):
             return path
-        with self._folder.alone(url):
-            if path := self._folder.find(url, version):
-                return path
-            for is_last in (False, True):
+        folder = self._folder
+
+        def downloaded(file: Path) -> Path:
+            bucket.download(version, file)
+            return folder.publish(file, url, version)
+
+        with folder.alone(url):
+            path = folder.find(url, version) or self._in_folder(url, version.size_bytes, downloaded)
+        return path or self._without_folder(url, version, bucket)
+
+    def _in_folder(self, url: str, size_bytes: int, make: Callable[[Path], Path]) -> Path | None:
+        """What `make` returns for a new file of the folder; None if there is no folder, or no room in it."""
+        if (folder := self._folder) is None:
+            return None
+        for is_last in (False, True):
+            try:
+                file = folder.new_file(url)
                 try:
-                    file = self._folder.new_file(url)
-                    try:
-                        bucket.download(version, file)
-                        return self._folder.publish(file, url, version)
-                    except BaseException:
-                        self._folder.discard(file)
-                        raise
-                except OSError as error:
-                    if is_last or error.errno not in _FULL:
-                        logger.warning("%s is read without a cache: %s", shorten(url), error.strerror)
-                        break
-                    self._folder.make_room(version.size_bytes)
-        return self._without_folder(url, version, bucket)
+                    return make(file)
+                except BaseException:
+                    folder.discard(file)
+                    raise
+            except OSError as error:
+                if is_last or error.errno not in _FULL:
+                    logger.warning("%s does not go into the cache: %s", shorten(url), error.strerror)
+                    break
+                folder.make_room(size_bytes)
+        return None
 
     def _without_folder(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
         with self._lock:
@@ -173,14 +216,22 @@ class Cache:
 
 
 @contextlib.contextmanager
-def _named(location: Location) -> Iterator[None]:
+def _named(location: Location, action: str = "read") -> Iterator[None]:
+    asked = f"to {action} {shorten(location.url)}"
     try:
         yield
     except CheckpointStoreUnavailable as error:
-        raise DataError(error.asked, found=error.found, remedy=error.remedy) from error.__cause__
+        raise DataError(asked, found=error.found, remedy=error.remedy) from error.__cause__
     except OSError as error:
         found, remedy = error.strerror or type(error).__name__, "See that the local disk has room"
-        raise DataError(f"to read {shorten(location.url)}", found=f"{found} on this host", remedy=remedy) from error
+        raise DataError(asked, found=f"{found} on this host", remedy=remedy) from error
+
+
+def _object_at(url: str, remedy: str) -> Location:
+    location = Location.of(url)
+    if not location.key or location.key.endswith("/"):
+        raise DataError(f"the data URL {shorten(url)}", found="a folder", remedy=remedy)
+    return location
 
 
 def _missing(location: Location) -> DataError:

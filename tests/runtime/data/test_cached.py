@@ -12,6 +12,7 @@ from botocore.httpsession import URLLib3Session
 from hetero_airflow.errors import DataError, SettingsError
 from hetero_airflow.runtime import data
 from hetero_airflow.runtime.data.bucket import PART_BYTES
+from hetero_airflow.runtime.data.location import Location
 from tests.checkpoints.fault_proxy import fault_proxy
 
 
@@ -148,7 +149,7 @@ def test_a_bucket_that_can_not_be_listed_is_read(bucket, use, s3_server):
         use(own_endpoints={"s3": proxy.url}, endpoints=[proxy.url])
         assert data.cached(url).read_bytes() == b"1"
         assert [method for method, *_ in proxy.requests] == ["GET", "HEAD", "GET"]
-        with pytest.raises(DataError, match="can't list 'folder'; found AccessDenied \\(HTTP 403\\)"):
+        with pytest.raises(DataError, match=r"can't list 's3://.*/folder'; found AccessDenied \(HTTP 403\)"):
             data.cached_tree(f"{bucket.url}/folder")
 
 
@@ -158,7 +159,7 @@ def test_a_store_that_does_not_answer_is_an_error_and_nothing_is_cached(bucket, 
     with fault_proxy(s3_server) as proxy:
         use(own_endpoints={"s3": proxy.url}, endpoints=[proxy.url])
         proxy.fault = lambda method, path, number: fault if path.endswith("/a") and method == "GET" else None
-        with pytest.raises(DataError, match="can't read 'a'"):
+        with pytest.raises(DataError, match=r"can't read 's3://.*/a'"):
             data.cached(url)
         files = [path for path in Path(settings["folder"]).rglob("*") if path.is_file()]
         assert {path.name for path in files} <= {
@@ -185,3 +186,53 @@ def test_an_object_that_changes_at_each_attempt_is_never_mixed(bucket, use, s3_s
             data.cached(url)
         proxy.fault = lambda method, path, number: None
         assert len(set(data.cached(url).read_bytes())) == 1
+
+
+@pytest.mark.parametrize("size", [0, 10, (9 << 20) + 1])
+def test_what_is_published_is_in_the_store_and_in_the_cache(bucket, use, requests, tmp_path, size):
+    old = data.cached(bucket.put("models/new", b"old"))
+    source = tmp_path / "model"
+    source.write_bytes(b"n" * size)
+    requests.clear()
+    data.publish(source, f"{bucket.url}/models/new")
+    source.write_bytes(b"something else")
+    sent = list(requests)
+    stored = bucket.client.get_object(Bucket=bucket.name, Key="models/new")["Body"].read()
+    requests.clear()
+    own = data.cached(f"{bucket.url}/models/new")
+    use()
+    assert stored == own.read_bytes() == data.cached(f"{bucket.url}/models/new").read_bytes() == b"n" * size
+    assert (old.read_bytes(), requests) == (b"old", ["GET list"])
+    assert "GET" not in sent
+
+
+def test_what_another_writer_replaced_at_once_is_not_cached(bucket, use, tmp_path):
+    url = f"{bucket.url}/models/new"
+    (tmp_path / "model").write_bytes(b"own")
+    data.cached(bucket.put("models/first", b"1"))
+    objects = data._cache()._bucket(Location.of(url))._objects
+    objects._client.meta.events.register("after-call.s3.PutObject", lambda **_: bucket.put("models/new", b"theirs"))
+    data.publish(tmp_path / "model", url)
+    assert data.cached(url).read_bytes() == b"theirs"
+
+
+def test_what_can_not_be_published_is_said(bucket, use, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        data.publish(tmp_path / "none", f"{bucket.url}/a")
+    with pytest.raises(IsADirectoryError):
+        data.publish(tmp_path, f"{bucket.url}/a")
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(DataError, match="found a folder"):
+        data.publish(tmp_path / "file", f"{bucket.url}/a/")
+    with pytest.raises(
+        DataError, match=r"can't write 's3://no-such-bucket/a'; found NoSuchBucket.*ake the bucket, or correct its name"
+    ):
+        data.publish(str(tmp_path / "file"), "s3://no-such-bucket/a")
+    assert list((tmp_path / "cache").rglob("data/*")) == []
+
+
+def test_a_file_is_published_without_a_cache_folder(bucket, use, tmp_path):
+    (tmp_path / "file").write_text("text")
+    use(folder="/proc/nothing")
+    data.publish(tmp_path / "file", f"{bucket.url}/a")
+    assert data.cached(f"{bucket.url}/a").read_text() == "text"

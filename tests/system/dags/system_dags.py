@@ -5,6 +5,7 @@ import threading
 import time
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
@@ -196,7 +197,14 @@ with DAG("reading", schedule=None, params={"folder": ""}):
         tree = data.cached_tree(params["folder"])
         return {path.name: [str(path.resolve()), path.read_text()] for path in sorted(tree.iterdir())}
 
-    reading() >> reading.override(task_id="again")()
+    @task.device(device="gpu", outlets=[Asset("az://models/team-a/data/c.txt")])
+    def publishing(outlets=None):
+        from hetero_airflow.runtime import data
+
+        Path("c.txt").write_text("c.txt")
+        data.publish("c.txt", outlets[0].uri)
+
+    publishing() >> reading() >> reading.override(task_id="again")()
 
 with DAG("waiting", schedule=None, params=LENGTH):
 
