@@ -132,6 +132,11 @@ def format_duration(seconds: float) -> str:
 def _no_duration(field: str, value: object, unit: str) -> RequestError:
     meant = _DURATION_NAMES.get(unit.lower(), unit.lower() if unit.lower() in _DURATION_UNITS else "")
     hint = f'Did you mean "{str(value).strip().removesuffix(unit).strip()}{meant}"? ' if meant else ""
+    parts = re.findall(r"([0-9]+)([smhd])", value) if isinstance(value, str) and len(value) <= 64 else []
+    if "".join(map("".join, parts)) == value:  # 1h30m
+        total_s = sum(int(number) * _DURATION_UNITS[name] for number, name in parts)
+        unit_of = next(name for name in "hms" if total_s % _DURATION_UNITS[name] == 0)
+        hint = f'Did you mean "{total_s // _DURATION_UNITS[unit_of]:.0f}{unit_of}"? '
     found = "no duration" if unit == "?" else f"the unknown unit {unit!r}"
     return RequestError(field, value, found=found, remedy=f'{hint}Write a duration such as "30m" or "2h"')
 

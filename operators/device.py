@@ -12,7 +12,7 @@ from hetero_airflow.contract.envelope import ENVELOPE_KEY, pack_request, read_le
 from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.operator_keywords import OperatorKeywords
-from hetero_airflow.contract.signatures import keywords_named, takes
+from hetero_airflow.contract.signatures import keywords_named, takes, task_named
 from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
@@ -66,7 +66,9 @@ class DeviceOperator(BaseOperator):
     ) -> None:
         given = {name: kwargs.pop(name, None) for name in DeviceArguments.__annotations__}
         defaults = device_task_defaults()
-        with keywords_named(type(self), kwargs):
+        with task_named(kwargs.get("task_id")), keywords_named(type(self), kwargs):
+            self.gang = parse_gang(given["gang"])
+            self.checkpoint = CheckpointArguments.parse(given["checkpoint"])
             super().__init__(
                 executor=executor or defaults.get("executor"),
                 executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
@@ -74,8 +76,6 @@ class DeviceOperator(BaseOperator):
                 retry_policy=retry_policy or DeviceRetryPolicy(),
                 **kwargs,
             )
-        self.gang = parse_gang(given["gang"])
-        self.checkpoint = CheckpointArguments.parse(given["checkpoint"])
 
     def execute(self, context: Context) -> Any:
         """Run the wrapped operator with the lease bound to this process."""

@@ -14,12 +14,16 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request
 from hetero_airflow.contract.executor_names import EXECUTOR_CLASSPATH, device_task_defaults, hetero_executor_name
 from hetero_airflow.contract.placement_check import pack_placement_check
+from hetero_airflow.contract.signatures import check_keywords, task_named
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.gang import MAX_MEMBERS, GangSize, parse_gang
+from hetero_airflow.operators.checkpoints import CheckpointArguments
 from hetero_airflow.operators.device import DeviceOperator
 
 NODE_RANK = "node_rank"
 
+_SET_BY_DECORATORS = {"is_setup", "is_teardown", "on_failure_fail_dagrun"}
+"""What Airflow's ``expand`` of a decorated task adds, and sets after the constructor."""
 
 _OPERATORS = {
     "PythonOperator": "DevicePythonOperator(device=...) or @task.device(device=...)",
@@ -154,28 +158,43 @@ def complete_mapped_task(task: object) -> None:
     :raises RequestError: the requests are invalid, or a task that is not mapped asks for a gang. It becomes the DAG
         file's import error
     """
-    if not isinstance(task, MappedOperator):
-        if isinstance(task, DeviceOperator):
+    if isinstance(task, MappedOperator):
+        with task_named(task.task_id):
+            _complete(task)
+    elif isinstance(task, DeviceOperator):
+        with task_named(task.task_id):
             check_no_gang(task)
-        return
+
+
+def _complete(task: MappedOperator) -> None:
     is_check = getattr(task.operator_class, "is_placement_check", False)  # sensors can't be imported from here
     if not is_check and not _is_device_operator(task.operator_class):
         return
     partial = task.partial_kwargs
+    # a decorated task expands over the arguments of its function, which may have the same names
+    expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
+    _check_keywords(task, expanded, is_check=is_check)
     for name, value in device_task_defaults().items():
         if partial.get(name) in (None, "default_pool"):
             partial[name] = value
     given = {name: partial.get(name) for name in ARGUMENTS}
     if is_check:
         given |= {"wait_timeout": partial.get("timeout"), "patience": False}
-    # a decorated task expands over the arguments of its function, which may have the same names
-    expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
     instances, stride = _instances(given, expanded)
     if is_check:
         packed = pack_placement_check(instances, stride)
     else:
         packed = pack_request(instances, stride, gang_of(task, expanded))
     partial["executor_config"] = {**(partial.get("executor_config") or {}), ENVELOPE_KEY: packed}
+
+
+def _check_keywords(task: MappedOperator, expanded: Any, *, is_check: bool) -> None:
+    """See that the constructor will take the arguments, which Airflow calls only when the task runs."""
+    rows = [row for row in expanded if isinstance(row, Mapping)] if isinstance(expanded, list | tuple) else ()
+    for given in (task.partial_kwargs, *rows):
+        check_keywords(task.operator_class, {k: v for k, v in given.items() if k not in _SET_BY_DECORATORS})
+        if not is_check:
+            CheckpointArguments.parse(given.get("checkpoint"))
 
 
 def _is_device_operator(operator_class: object) -> bool:

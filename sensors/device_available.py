@@ -23,7 +23,7 @@ from hetero_airflow.contract.executor_names import device_task_defaults
 from hetero_airflow.contract.local_run import is_local_run, requested
 from hetero_airflow.contract.operator_keywords import SensorKeywords
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
-from hetero_airflow.contract.signatures import keywords_named, takes
+from hetero_airflow.contract.signatures import keywords_named, takes, task_named
 from hetero_airflow.errors import DeviceUnavailable, RequestError
 from hetero_airflow.model.arguments import PlacementConditions, RequestedDevice
 from hetero_airflow.model.plan import Place
@@ -64,11 +64,11 @@ class DeviceAvailableSensor(BaseSensorOperator):
     def __init__(self, *, task_id: str, **keywords: Unpack[DeviceSensorKeywords]) -> None:
         others: dict[str, Any] = {**keywords}
         given = {name: others.pop(name, None) for name in ("device", *PlacementConditions.__annotations__)}
-        packed = pack_placement_check([{**given, "wait_timeout": others.get("timeout"), "patience": False}])
-        others["executor_config"] = {**(others.get("executor_config") or {}), ENVELOPE_KEY: packed}
-        for name, value in device_task_defaults().items():
-            others[name] = others.get(name) or value
-        with keywords_named(type(self), others):
+        with task_named(task_id), keywords_named(type(self), others):
+            packed = pack_placement_check([{**given, "wait_timeout": others.get("timeout"), "patience": False}])
+            others["executor_config"] = {**(others.get("executor_config") or {}), ENVELOPE_KEY: packed}
+            for name, value in device_task_defaults().items():
+                others[name] = others.get(name) or value
             super().__init__(task_id=task_id, **others)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:

@@ -23,9 +23,9 @@ from typing import IO
 
 from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
-from hetero_airflow.checkpoints.opening import REMEDY, split_url
+from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
+from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, shorten
 
 LOCK_TIMEOUT_S = 30.0
 """A lock is held for milliseconds, unless its process is stopped (SIGSTOP) or its disk hangs."""
@@ -43,10 +43,7 @@ def open_filesystem(place: CheckpointPlace) -> "FilesystemStore":
 
     :raises SettingsError: a URL that names a host, no folder, or the root of the file system
     """
-    parts = split_url(place.url)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or not parts.path.startswith("/"):
-        raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no folder of this host", remedy=REMEDY)
-    return FilesystemStore(Path(parts.path))
+    return FilesystemStore(Path(check_url(place.url).path))
 
 
 class FilesystemStore:

@@ -1,8 +1,9 @@
 """Opens the store of a place. The scheme of its URL selects the store."""
 
+import re
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP, OBJECT_STORES
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError, shorten
@@ -10,6 +11,9 @@ from hetero_airflow.registry import load, names
 from hetero_airflow.validation import did_you_mean
 
 NAME = "checkpoint_url"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII)
+"""What all object stores accept, or more."""
+
 REMEDY = f"Set {NAME} to file:///shared/folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 
 
@@ -36,6 +40,13 @@ def check_url(url: str, name: str = NAME) -> SplitResult:
             found=f"no store for the scheme {shorten(parts.scheme)}",
             remedy=did_you_mean(parts.scheme, store_names) + REMEDY.replace(NAME, name),
         )
+    problem = ""
+    if parts.scheme in OBJECT_STORES and not _BUCKET.fullmatch(parts.netloc):
+        problem = "no name of a bucket"
+    elif parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.strip("/")):
+        problem = "no folder of this host"
+    if problem:
+        raise SettingsError(f"{name}={shorten(url)}", found=problem, remedy=REMEDY.replace(NAME, name))
     return parts
 
 

@@ -19,13 +19,19 @@ MAX_CHARACTERS = 10_000
 _SET = "set:"
 """The key of a mapping that stands for a set in JSON."""
 
+CONTEXT = {"params", "dag_run", "run_id", "logical_date", "ds"}
+"""What templates may use; see `run_context`."""
+
+_OWN_NAMES = {"loop", "self", "caller", "varargs", "kwargs"}
+"""What Jinja itself sets in loops, blocks and macros."""
+
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
 def check_templates(arguments: Mapping[str, Any]) -> None:
     """Refuse what is no template, when the DAG file is parsed.
 
-    :raises RequestError: a template has a mistake, or uses a filter that Jinja does not have
+    :raises RequestError: a template has a mistake, or uses a filter or a name that does not exist
     """
     for name, value in arguments.items():
         for text in texts_in(value):
@@ -38,12 +44,19 @@ def check_templates(arguments: Mapping[str, Any]) -> None:
 def _problem(template: str) -> str:
     """What is wrong with a template; empty if nothing is found. Computes nothing of it: Jinja's compiler would."""
     try:
-        names = {node.name for node in _ENVIRONMENT.parse(template).find_all(nodes.Filter)}
+        tree = _ENVIRONMENT.parse(template)
+        filters = {node.name for node in tree.find_all(nodes.Filter)}
+        names = {(node.name, node.ctx) for node in tree.find_all(nodes.Name)}
+        names |= {(node.name, "store") for node in tree.find_all(nodes.Macro)}
     except TemplateSyntaxError as error:
         return str(error.message).rstrip(".")
     except RecursionError:  # it is nested deeply: the process that renders it has limits
         return ""
-    return next((f"no filter named {name!r}" for name in sorted(names - _ENVIRONMENT.filters.keys())), "")
+    if unknown := filters - _ENVIRONMENT.filters.keys():
+        return f"no filter named {min(unknown)!r}"
+    set_here = {name for name, use in names if use != "load"} | _OWN_NAMES | CONTEXT | _ENVIRONMENT.globals.keys()
+    unset = {name for name, _ in names} - set_here
+    return f"{min(unset)!r} has no value; {', '.join(sorted(CONTEXT))} have one" if unset else ""
 
 
 def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import HeteroError, RequestError
+from hetero_airflow.model.arguments import DeviceArguments, Quota
 from hetero_airflow.validation import did_you_mean
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -43,10 +44,33 @@ def keywords_named(operator: type, given: Mapping[str, Any]) -> Iterator[None]:
         raise refusal from error
 
 
+@contextmanager
+def task_named(task_id: object) -> Iterator[None]:
+    """Within the context, the text of an error about a task begins with the task's id."""
+    try:
+        yield
+    except HeteroError as error:
+        error.args = (f"Task {task_id}: {error}",)
+        raise
+
+
+def check_keywords(operator: type, given: Mapping[str, Any]) -> None:
+    """Refuse a keyword that no constructor of an operator's class knows.
+
+    :raises RequestError: such a keyword
+    """
+    refusal = _unknown_keyword(operator, given)
+    if refusal is not None:
+        raise refusal
+
+
 def _unknown_keyword(operator: type, given: Mapping[str, Any]) -> RequestError | None:
     inits = [parent.__init__ for parent in operator.mro()]  # type: ignore[misc]
     known = {name for init in inits for name in getattr(init, "_BaseOperatorMeta__param_names", ())}
     for name in sorted(set(given) - known):
-        remedy = did_you_mean(name, known).strip() or f"The arguments are in the documentation of {operator.__name__}"
-        return RequestError(name, given[name], found=f"no such argument of {operator.__name__}", remedy=remedy)
+        called = getattr(operator, "custom_operator_name", operator.__name__)
+        hint = f'Did you mean quota={{"{name}": ...}}?' if name in Quota.__annotations__ else did_you_mean(name, known)
+        arguments = f"The arguments for devices are {', '.join(DeviceArguments.__annotations__)}"
+        found = f"no such argument of {called}"
+        return RequestError(name, given[name], found=found, remedy=hint.strip() or arguments)
     return None

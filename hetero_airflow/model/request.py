@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.device import DeviceWord
-from hetero_airflow.model.devices.names import MAX_COUNT, parse_device
+from hetero_airflow.model.devices.names import MAX_COUNT, check_device, parse_device
 from hetero_airflow.model.request_fields import (
     LABELS_DESCRIPTION,
     ArchitectureField,
@@ -325,4 +325,5 @@ def _read_alternative(option: object) -> dict[str, object]:
     for field, value in fields.items():
         if field not in Alternative.model_fields:
             raise unknown_field("device", field, value, ["device", *Alternative.model_fields])
+    check_device(fields)
     return fields

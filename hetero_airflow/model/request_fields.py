@@ -78,8 +78,8 @@ def _read_labels(value: object) -> object:
     labels = _read_mapping("labels", {} if value is None else value)
     for key, text in labels.items():
         if not isinstance(text, str):
-            found, remedy = f"a value of the type {type(text).__name__}", f'Write it as a text: "{shorten(text, 40)}"'
-            raise RequestError(f"labels[{key!r}]", text, found=found, remedy=remedy)
+            found = f"a value of the type {type(text).__name__}"
+            raise RequestError(f"labels[{key!r}]", text, found=found, remedy=_label_remedy(text))
         if len(text) > MAX_TEXT:
             found = f"{len(text)} characters, above the limit of {MAX_TEXT}"
             raise RequestError(f"labels[{key!r}]", text, found=found, remedy="Use a shorter text")
@@ -88,6 +88,21 @@ def _read_labels(value: object) -> object:
                 f"labels[{key!r}]", text, found="a ! before nothing", remedy='Write "!7" for not 7, "!7,8" for neither'
             )
     return {str(name): labels[name] for name in sorted(labels, key=str)}
+
+
+def _label_remedy(value: object) -> str:
+    if isinstance(value, bool):
+        return f'Write it as a text: "{str(value).lower()}"'
+    if isinstance(value, int | float):
+        return f'Write it as a text: "{value}"'
+    return 'Write one text, "!7,8" to exclude several, or leave the label out'
+
+
+def _read_host_memory(value: object) -> int:
+    if isinstance(value, str) and ".." in value:
+        remedy = f'Write one size: "{value.partition("..")[0].strip() or "64GiB"}"'
+        raise RequestError("host_memory", value, found="a range", remedy=remedy)
+    return parse_bytes(value, "host_memory")
 
 
 def _switch(name: str, remedy: str) -> Callable[[object], object]:
@@ -112,7 +127,7 @@ def _architecture(name: object) -> str:
     return known
 
 
-_read_size = _optional(lambda value: parse_bytes(value, "host_memory"))
+_read_size = _optional(_read_host_memory)
 _read_driver = _optional(lambda value: _specifier(value, "driver"))
 
 ByteRangeField = Annotated[

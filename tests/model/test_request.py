@@ -126,7 +126,7 @@ class Unprintable:
         ({"device": "gpu:1000000000000"}, "device", "Ask for fewer devices"),
         ({"device": " gpu : 2 "}, "device", 'Did you mean "gpu:2"?'),
         ({"device": "nvidia / a100: 2"}, "device", 'Did you mean "nvidia/a100:2"?'),
-        ({"device": "a1000:2"}, "device", 'Did you mean "a100"?'),
+        ({"device": "a1000:2"}, "device", 'Did you mean "a100:2"?'),
         ({"device": "gpu:5000"}, "count", "Give a whole number from 1 to 4096"),
         ({"device": "gpu:2:3"}, "device", 'Write it as "gpu:2"'),
         ({"device": "amd/mig-1g.10gb"}, "device", "Only NVIDIA has MIG"),

@@ -17,7 +17,8 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     # the word of a device
     ({"device": "gpuu"}, "device", '"gpu"'),
     ({"device": "gpus"}, "device", '"gpu"'),
-    ({"device": "cpus:4"}, "device", '"cpu"'),
+    ({"device": "cpus:4"}, "device", '"cpu:4"'),
+    ({"device": "a1000:2"}, "device", '"a100:2"'),
     ({"device": "nvida"}, "device", '"nvidia"'),
     ({"device": "ascned"}, "device", '"ascend"'),
     ({"device": "gogle"}, "device", '"google"'),
@@ -25,7 +26,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"device": "cuda:0"}, "device", '"nvidia"'),
     ({"device": "rocm"}, "device", '"amd"'),
     ({"device": "huawei"}, "device", '"ascend"'),
-    ({"device": "cores:4"}, "device", '"cpu"'),
+    ({"device": "cores:4"}, "device", '"cpu:4"'),
     ({"device": "accelerator"}, "device", '"gpu"'),
     ({"device": "whatever"}, "device", "Use a kind (cpu, gpu"),
     ({"device": "80"}, "device", '"gpu:2"'),
@@ -153,6 +154,17 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"topology": True}, "topology", '"nvlink@10m"'),
     ({"device": {"device": "gpu", "architecture": "x86"}}, "architecture", '"x86-64"'),
     ({"device": {"device": "gpu", "architecture": 64}}, "architecture", "Use x86-64, aarch64"),
+    ({"device": {"kind": "gpuu"}}, "kind", '"gpu"'),
+    ({"device": {"kind": "dcu"}}, "kind", "any other kind needs its vendor"),
+    ({"device": {"vendor": "amd", "model": "a100"}}, "vendor", '"nvidia"'),
+    ({"device": {"kind": "npu", "model": "a100"}}, "kind", '"gpu"'),
+    ({"device": {"kind": "gpu", "partition": "cpx-nps5"}}, "partition", '"cpx-nps4"'),
+    ({"labels": {"spot": True}}, "labels['spot']", '"true"'),
+    ({"labels": {"zone": ["a", "b"]}}, "labels['zone']", '"!7,8"'),
+    ({"labels": {"zone": None}}, "labels['zone']", "leave the label out"),
+    ({"quota": {"host_memory": "64GiB.."}}, "host_memory", '"64GiB"'),
+    ({"wait_timeout": "1h30m"}, "wait_timeout", '"90m"'),
+    ({"wait_timeout": "2d12h"}, "wait_timeout", '"60h"'),
     ({"spot": "no"}, "spot", "False for no spot worker"),
     ({"spot": 0}, "spot", "False for no spot worker"),
     ({"patience": "no"}, "patience", "Write False to take devices"),
@@ -248,6 +260,9 @@ def test_any_bad_request_is_refused_in_plain_words(arguments: dict[str, Any]) ->
     [
         {"device": "acme/x1"},
         {"device": {"vendor": "amdx", "model": "x1"}},
+        {"device": {"vendor": "hygon", "kind": "dcu"}},
+        {"device": {"vendor": "amd", "partition": "cpx-nps4"}},
+        {"device": {"kind": "gpu", "model": "a100", "partition": "3g.20gb"}},
         {"device": "intel/max-1550"},
         {"device": "acme/x9000:2"},
         {"quota": {"memory": 40 * 2**30, "host_memory": 8 * 2**30}},
@@ -261,7 +276,8 @@ def test_new_names_and_sizes_in_bytes_stay_valid(arguments: dict[str, Any]) -> N
 DAG_FILE = """
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG
-from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, task
+def f(x): ...
 with DAG("a_dag", schedule=None):
     {statement}
 """
@@ -295,6 +311,32 @@ def import_errors(tmp_path):
 def test_it_names_the_field_the_value_and_the_nearest_valid_form(import_errors, operator, device, arguments, phrases):
     (error,) = import_errors(operator.format(device=device, rest=arguments))
     assert [word for word in phrases if word not in error] == []
+
+
+DECORATED = 'task.device(device="gpu", {rest})(f).override(task_id="t")(x=1)'
+DECORATED_MAPPED = 'task.device(device="gpu", {rest})(f).override(task_id="t").expand(x=[1])'
+BY_ROWS = 'DeviceBashOperator.partial(task_id="t").expand_kwargs([dict(device="gpu", bash_command="a", {rest})])'
+
+
+@pytest.mark.parametrize("operator", [PLAIN, DECORATED, DECORATED_MAPPED, BY_ROWS])
+@pytest.mark.parametrize(
+    ("arguments", "phrases"),
+    [
+        ("priorty='high'", ["Task t: priorty='high'", 'Did you mean "priority"?']),
+        ("memory='80GiB'", ["Task t: memory='80GiB'", 'Did you mean quota={"memory": ...}?']),
+        ("whatever=1", ["Task t: whatever=1", "The arguments for devices are device, quota, runtime"]),
+        ("checkpoint={'keep_lst': 3}", ["Task t: checkpoint['keep_lst']=3", '"keep_last"']),
+        ("checkpoint={'url': 's4://a'}", ["Task t: checkpoint.url='s4://a'", "no store for the scheme 's4'"]),
+        ("checkpoint={'url': 's3:/models/a'}", ["Task t:", "found no name of a bucket"]),
+        ("checkpoint={'url': 's3://Bad_Bucket!/x'}", ["Task t:", "found no name of a bucket"]),
+        ("checkpoint={'url': 'file://shared/a'}", ["Task t:", "found no folder of this host"]),
+        ("labels={'zone': '{{ ti.x }}'}", ["Task t:", "'ti' has no value; dag_run, ds, logical_date, params, run_id"]),
+    ],
+)
+def test_every_way_to_write_a_task_refuses_what_its_constructor_would(import_errors, operator, arguments, phrases):
+    (error,) = import_errors(operator.format(device="'gpu'", rest=arguments))
+    assert [word for word in phrases if word not in error] == []
+    assert "DecoratedOperator" not in error.splitlines()[-1]
 
 
 def test_a_dag_that_ends_from_a_trigger_is_no_import_error_for_having_us_installed(import_errors):

@@ -50,7 +50,9 @@ def test_the_decorator_takes_what_the_operator_takes(dag):
 @pytest.mark.parametrize("operator", [DeviceBashOperator, DevicePythonOperator, DeviceAvailableSensor])
 def test_an_unknown_argument_is_refused_with_the_nearest_one(dag, operator):
     known = {DeviceBashOperator: {"bash_command": "true"}, DevicePythonOperator: {"python_callable": print}}
-    with pytest.raises(RequestError, match=r"^priorty='high' .* no such argument of .*Did you mean \"priority\"\?$"):
+    with pytest.raises(
+        RequestError, match=r"^Task t: priorty='high' .* no such argument of .*Did you mean \"priority\"\?$"
+    ):
         operator(task_id="t", device="gpu", priorty="high", **known.get(operator, {}))
     with pytest.raises(TypeError, match="missing keyword argument 'device'"):
         operator(task_id="u", **known.get(operator, {}))

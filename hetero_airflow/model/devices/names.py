@@ -500,8 +500,11 @@ def _vendor_and_model(text: str, word: str) -> tuple[str, str]:
     names = [*KINDS, *VENDORS, *MODELS, *(product.model for product in known_products())]
     known = _nearest_model(word)
     hint = hint or (f'Did you mean "{known}"? ' if known else did_you_mean(word, names, cutoff=0.6))
+    _, _, quantity = text.strip().partition(":")
+    if ":" not in hint and (_SHARE.fullmatch(quantity) or (_COUNT.fullmatch(quantity) and int(quantity) > 0)):
+        hint = hint.replace('"? ', f':{quantity}"? ')
     remedy = (
-        f"{hint}Use a kind ({', '.join(KINDS)}), a model that `airflow hetero models` lists (a100), or name another "
+        f"{hint}Use a kind ({', '.join(KINDS)}), a model that `airflow hetero models` lists, or name another "
         f'model with its vendor: "vendor/{word}"'
     )
     raise RequestError("device", text, found="an unknown device", remedy=remedy)
@@ -536,6 +539,34 @@ def _slice_hint(word: str) -> str:
     size = int(match["size"] or 0)
     count = f":{size if model in ('v5e', 'v6e') else max(1, size // 2)}" if size else ""
     return f'Did you mean "google/{model}{count}"? ' if known_vendors(model) == ("google",) else ""
+
+
+def check_device(fields: Mapping[str, object]) -> None:
+    """Refuse vendor, kind, model and partition of a mapping that contradict each other, or are nearly known ones.
+
+    Any other vendor may have any kind, model or partition.
+
+    :raises RequestError: such a field
+    """
+    vendor, kind, model, partition = (
+        value if isinstance(value := fields.get(name), str) else "" for name in ("vendor", "kind", "model", "partition")
+    )
+    makers = known_vendors(model) if model else ()
+    if kind and not vendor and kind not in KINDS:
+        hint = did_you_mean(kind, KINDS)
+        remedy = f"{hint}Use {', '.join(KINDS)}; any other kind needs its vendor"
+        raise RequestError("kind", kind, found="an unknown kind", remedy=remedy)
+    if vendor in VENDORS and makers and vendor not in makers:
+        remedy = f'Did you mean "{makers[0]}"?'
+        raise RequestError("vendor", vendor, found=f"a model of {makers[0]}", remedy=remedy)
+    kinds = {kind_of(maker, model) for maker in makers}
+    if kind and kinds and kind not in kinds and vendor in ("", *makers):
+        remedy = f'Did you mean "{min(map(str, kinds))}"?'
+        raise RequestError("kind", kind, found=f"the model {model} beside it", remedy=remedy)
+    is_known = _MIG_PROFILE.fullmatch(partition) or _AMD_PARTITION.fullmatch(partition)
+    if partition and vendor in ("", "nvidia", "amd") and not is_known:
+        remedy = 'Write a MIG profile such as "1g.10gb", or the mode of an AMD GPU such as "cpx-nps4"'
+        raise RequestError("partition", partition, found="no known form of a partition", remedy=remedy)
 
 
 def _check_vendor(text: str, vendor: str, model: str) -> None:

@@ -76,6 +76,8 @@ class Cache:
 
     def files(self, urls: Iterable[str], revalidate: Revalidate) -> list[Path]:
         """See `cached_all`."""
+        if isinstance(urls, str):
+            raise DataError(f"the URLs {shorten(urls)}", found="one text", remedy="Pass a list, or use cached")
         return self._each(lambda url: self.file(url, revalidate), list(urls))
 
     def tree(self, url: str) -> Path:

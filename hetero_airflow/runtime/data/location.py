@@ -8,6 +8,9 @@ from hetero_airflow.errors import DataError, shorten
 from hetero_airflow.validation import did_you_mean
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII)
+_SCHEMES = {**dict.fromkeys(("azure", "abfs", "abfss", "wasb", "wasbs"), "az"), "gcs": "gs", "s3a": "s3", "s3n": "s3"}
+"""What other tools call them."""
+
 _REMEDY = "Write s3://bucket/key, gs://bucket/key or az://container/key"
 
 
@@ -30,6 +33,8 @@ class Location:
 
         :raises DataError: no URL of an object store, no bucket, a user in it, or an unprintable character
         """
+        if not isinstance(url, str):
+            raise DataError(f"the data URL {shorten(url)}", found="no text", remedy=_REMEDY)
         scheme, has_scheme, rest = url.partition("://")
         bucket, _, key = rest.partition("/")
         problems = {
@@ -43,7 +48,8 @@ class Location:
         for problem, is_there in problems.items():
             if is_there:
                 shown = scheme if "@" in bucket else shorten(url)
-                hint = did_you_mean(scheme, OBJECT_STORES) if has_scheme and scheme not in OBJECT_STORES else ""
+                meant = _SCHEMES.get(scheme, scheme)
+                hint = did_you_mean(meant, OBJECT_STORES) if has_scheme and scheme not in OBJECT_STORES else ""
                 raise DataError(f"the data URL {shown}", found=problem, remedy=hint + _REMEDY)
         return cls(scheme, bucket, key)
 
