@@ -193,7 +193,7 @@ def _device_rejection(alternative: Alternative, device: Device) -> Rejection | N
     if alternative.vendor not in (None, device.vendor) or (alternative.kind or device.kind) != device.kind:
         return make_rejection(ReasonCode.KIND, asked, found, amount=alternative.kind == device.kind)
     if device.kind == "cpu" and alternative.kind != "cpu":
-        return make_rejection(ReasonCode.KIND, asked, "a CPU, which is requested as cpu")
+        return make_rejection(ReasonCode.KIND, asked, "a CPU, which is requested as cpu", amount=-1)
     if alternative.model is None and is_display_only(device.model):
         return make_rejection(ReasonCode.MODEL, asked, f"{found}, which only shows pictures")
     if alternative.model is not None and not matches_model(alternative.model, device_tokens(device)):
