@@ -13,7 +13,7 @@ from hetero_airflow.model.snapshot import Snapshot
 
 def live_snapshot() -> Snapshot:
     """The store's snapshot with the policy context that the scheduler adds."""
-    return explanation.LiveSnapshots(open_store()).read()
+    return explanation.LiveSnapshots(open_store()).read_for_decisions()
 
 
 def configured_policy() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:

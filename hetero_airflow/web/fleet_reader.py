@@ -51,6 +51,14 @@ class FleetReader:
         with self._lock:
             return self._live.read()
 
+    def snapshot_for_decisions(self) -> Snapshot:
+        """The snapshot on which the scheduler would decide.
+
+        :raises StoreUnavailable: the database is down
+        """
+        with self._lock:
+            return self._live.read_for_decisions()
+
     def readings(self, now: datetime) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → a reading that is at most `READINGS_S` older than the newest."""
         period = readings_period(now)

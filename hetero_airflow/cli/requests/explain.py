@@ -104,7 +104,7 @@ def _reader(names: tuple[str, str, str, int]) -> Callable[[], _Explained]:
         now, history = datetime.now(UTC), store.request_history(*names)
         if history is None:
             raise missing_request_error(*names)
-        snapshot = snapshots.read()
+        snapshot = snapshots.read_for_decisions()
         forecast = forecast_start(history, snapshot, decide, now, period_s)
         classes = device_classes(snapshot.workers)
         speeds = class_speeds(history.pending.task, snapshot.estimates, store.speeds()[1], classes)

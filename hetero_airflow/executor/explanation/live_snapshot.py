@@ -33,14 +33,17 @@ class LiveSnapshots:
         self._engine = engine_name()
 
     def read(self) -> Snapshot:
-        """The newest snapshot, in which leases may be taken back, with the workers of the configured engine alone.
+        """The newest snapshot, in which leases may be taken back.
 
         :raises StoreUnavailable: the database is down, locked or not migrated
         """
         self._context.refresh()
-        snapshot = self._context.add_to(self._store.snapshot())
-        workers = tuple(worker for worker in snapshot.workers if worker.engine == self._engine)
-        return replace(snapshot, workers=workers, can_preempt=True)
+        return replace(self._context.add_to(self._store.snapshot()), can_preempt=True)
+
+    def read_for_decisions(self) -> Snapshot:
+        """The same with the workers of the configured engine alone, since the scheduler decides on no others."""
+        snapshot = self.read()
+        return replace(snapshot, workers=tuple(w for w in snapshot.workers if w.engine == self._engine))
 
 
 def configured_policy(warn: Callable[[str], None]) -> tuple[Decide, float | None]:

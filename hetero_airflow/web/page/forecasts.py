@@ -79,7 +79,7 @@ class Forecasts:
             if cached is not None and (now - cached[0]).total_seconds() < FRESH_S:
                 return cached
             decide, period_s = configured_policy(log.warning)
-            dated = now, forecast_start(history, self._fleet.snapshot_with_estimates(), decide, now, period_s)
+            dated = now, forecast_start(history, self._fleet.snapshot_for_decisions(), decide, now, period_s)
             self._dated_forecasts[history.pending.id] = dated
             self._dated_forecasts.move_to_end(history.pending.id)
             while len(self._dated_forecasts) > _MAX_KEPT:

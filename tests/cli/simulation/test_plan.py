@@ -159,7 +159,7 @@ def size():
         ("\nx = = 3", "dag.py, line 2: SyntaxError: invalid syntax (dag.py, line 2). Fix it there."),
         (
             DAG.replace("a100:{{ params.size }}", "gpu:2:3"),
-            "dag.py, line 19: RequestError: device='gpu:2:3' can't be used; found no device text. "
+            "dag.py, line 19: RequestError: Task train: device='gpu:2:3' can't be used; found no device text. "
             'Write it as "gpu:2" or "nvidia/a100:1". Fix it there.',
         ),
         ("import helper_of_a_plan as h\nh.size()", "helper_of_a_plan.py, line 3: ZeroDivisionError: division by zero."),
