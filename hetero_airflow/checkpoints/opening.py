@@ -43,7 +43,7 @@ def check_url(url: str, name: str = NAME) -> SplitResult:
     problem = ""
     if parts.scheme in OBJECT_STORES and not _BUCKET.fullmatch(parts.netloc):
         problem = "no name of a bucket"
-    elif parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.strip("/")):
+    elif parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not re.match(r"/+[^/]", parts.path)):
         problem = "no folder of this host"
     if problem:
         raise SettingsError(f"{name}={shorten(url)}", found=problem, remedy=REMEDY.replace(NAME, name))

