@@ -84,6 +84,7 @@ def test_tasks_of_one_host_read_and_write_an_object_in_azure_once(airflow, store
     assert texts == {"a.txt": "a.txt", "b.txt": "b.txt", "c.txt": "c.txt", "probe~": ""}
     assert first == second, "the same files"
     assert all(path.startswith(f"{airflow.home}/data/objects/") for path, _ in first.values())
-    (event,) = airflow.api("GET", f"/assets/events?source_dag_id=reading&source_run_id={run_id}")["asset_events"]
+    source = {"source_dag_id": "reading", "source_run_id": run_id}
+    (event,) = airflow.api("GET", "/assets/events", params=source)["asset_events"]
     assert event["extra"]["sha256"] == hashlib.sha256(b"c.txt").hexdigest()
     assert event["extra"]["etag"]
