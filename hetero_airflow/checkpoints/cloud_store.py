@@ -125,17 +125,23 @@ class CloudStore:
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, or 10,000 parts."""
+        path = self._at(key)
         with translated_errors(f"to write {shorten(key)}"):
-            self._upload(self._at(key), source)
+            try:
+                self._upload(path, source)
+            except (BaseError, FileNotFoundError):
+                # The answer to its last request may be lost; the repetition then finds no upload any more.
+                if self._size(path) != source.stat().st_size:
+                    raise
 
     def upload(self, key: str, source: Path) -> ObjectVersion | None:
-        """See `VersionedObjects.upload`."""
+        """See `VersionedObjects.upload`. If the answer is lost, it fails: the old content can have the same size."""
         with translated_errors(f"to write {shorten(key)}"):
             etag = self._upload(key, source)
         return None if etag is None else ObjectVersion(key, quoted(etag), source.stat().st_size)
 
     def _upload(self, path: str, source: Path) -> str | None:
-        """The ETag of what was written; None if the answer is lost."""
+        """Write a file; its ETag, if the store says it."""
         with source.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             part_bytes = max(_CHUNK_BYTES, -(-size_bytes // _MAX_PARTS))
@@ -144,13 +150,7 @@ class CloudStore:
                 file.seek(0)
                 return self.client.put(path, file, chunk_size=part_bytes, max_concurrency=4)["e_tag"]
 
-            try:
-                return self._answered(upload)
-            except (BaseError, FileNotFoundError):
-                # The answer to its last request may be lost; the repetition then finds no upload any more.
-                if self._size(path) != size_bytes:
-                    raise
-        return None
+            return self._answered(upload)
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""

@@ -112,20 +112,25 @@ class ObjectStore:
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum (see `object_client`)."""
+        at = self._at(key)
         with translated_errors(f"to write {shorten(key)}"):
-            self._upload(self._at(key), source, {})
+            self._upload(at, source, {}, lambda: self._size(at) == source.stat().st_size)
 
-    def _upload(self, at: dict[str, str], source: Path, extra: dict[str, Any]) -> None:
+    def _upload(self, at: dict[str, str], source: Path, extra: dict[str, Any], is_there: Callable[[], bool]) -> None:
+        """Write a file.
+
+        :param is_there: whether its content is there, although the answer to the last request is lost
+        """
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 with source.open("rb") as file:  # s3transfer may close it
                     self._client.upload_fileobj(file, at["Bucket"], at["Key"], ExtraArgs=extra, Config=TRANSFER)
             except (ClientError, ResponseParserError) as error:
-                # The answer to its last request may be lost; the retry then finds no upload any more.
+                # If the answer to its last request was lost, botocore's retry finds no upload any more.
                 status, code = status_of(error) if isinstance(error, ClientError) else (404, "")
                 if status != 404 or code == "NoSuchBucket":
                     raise
-                if self._size(at) == source.stat().st_size:
+                if is_there():
                     return
                 if attempt == ATTEMPTS:
                     raise
@@ -213,12 +218,16 @@ class ObjectStore:
 
     def upload(self, key: str, source: Path) -> ObjectVersion | None:
         """See `VersionedObjects.upload`. A mark in the object's metadata tells it from that of another writer."""
-        mark = {_MARK: uuid4().hex}
+        at, mark = {"Bucket": self._bucket, "Key": key}, uuid4().hex
+
+        def own() -> ObjectVersion | None:
+            answer = self._client.head_object(**at)
+            is_own = answer["Metadata"].get(_MARK) == mark
+            return ObjectVersion(key, answer["ETag"], answer["ContentLength"]) if is_own else None
+
         with translated_errors(f"to write {shorten(key)}"):
-            self._upload({"Bucket": self._bucket, "Key": key}, source, {"Metadata": mark})
-            answer = self._client.head_object(Bucket=self._bucket, Key=key)
-        is_own = answer["Metadata"].get(_MARK) == mark[_MARK]
-        return ObjectVersion(key, answer["ETag"], answer["ContentLength"]) if is_own else None
+            self._upload(at, source, {"Metadata": {_MARK: mark}}, lambda: own() is not None)
+            return own()
 
     def _at(self, key: str) -> dict[str, str]:
         check_key(key)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 ERRORS = {
     "403": b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>",
+    "404": b"<Error><Code>NoSuchUpload</Code><Message>The specified upload does not exist.</Message></Error>",
     "500": b"<Error><Code>InternalError</Code><Message>We encountered an internal error.</Message></Error>",
     "503": b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
 }

@@ -174,3 +174,21 @@ def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_overwritten(
     with pytest.raises(CheckpointStoreUnavailable, match="does not honour"):
         store.replace(f"{place.path}/index.json", b"mine", None)
     assert honest.read(f"{place.path}/index.json", at_most=100).content == content
+
+
+@pytest.mark.parametrize("size", [10, (9 << 20) + 1])
+@pytest.mark.parametrize("kind", ["500", "404", "dropped"])
+def test_an_old_object_of_the_same_size_is_never_taken_for_a_file_that_was_not_written(
+    store, proxy: FaultProxy, tmp_path, kind: str, size: int
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"o" * size)
+    old = store.upload("data/file", source)
+    source.write_bytes(b"n" * size)
+    proxy.fault = lambda method, path, number: kind if method in ("PUT", "POST") else None
+    with pytest.raises(CheckpointStoreUnavailable):
+        store.upload("data/file", source)
+    proxy.fault = lambda method, path, number: None
+    assert store.version("data/file") == old
+    new = store.upload("data/file", source)
+    assert store.read_range(new, 0, size) == b"n" * size
