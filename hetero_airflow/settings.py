@@ -13,7 +13,7 @@ LEASE_VARIABLE = "HETERO_AIRFLOW_LEASE"
 CHECKPOINT_VARIABLE = "HETERO_AIRFLOW_CHECKPOINT"
 """Environment variable with the place of a task's checkpoints and the way in which it is asked to stop, as JSON."""
 
-DATA_VARIABLE = "HETERO_AIRFLOW_DATA"
+DATA_VARIABLE = "HETERO_AIRFLOW_DATA_SETTINGS"
 """Environment variable with the cache folder of a task's host and the endpoints of its data, as JSON."""
 
 CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
