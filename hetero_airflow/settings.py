@@ -19,9 +19,11 @@ DATA_VARIABLE = "HETERO_AIRFLOW_DATA_SETTINGS"
 CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
 """Environment variable with the folder through which a task and its supervisor communicate."""
 
-
 IN_PROCESS_VARIABLE = "HETERO_AIRFLOW_IN_PROCESS"
 """Environment variable: 1 runs the device tasks of a local run in the process of `dag.test()`, for a debugger."""
+
+AUDIT_EVENT = "hetero_airflow"
+"""The event under which Airflow's audit log has what this plugin did with a task, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ def make_dispatcher(
 
     def hardware_deadline(request_id: str) -> datetime | None:
         run = runs.of_request(request_id)
-        return None if run is None else run.waiting_task.since + hardware_wait
+        return None if run is None else run.waiting_task.hardware_deadline(hardware_wait)
 
     cycle = Cycle(
         store,

@@ -28,7 +28,7 @@ from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor import events
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_api.workload_token import renew_token
-from hetero_airflow.executor.airflow_db.audit_log import EVENT, explain_failure
+from hetero_airflow.executor.airflow_db.audit_log import explain_failure
 from hetero_airflow.executor.airflow_db.device_pool import ensure_pool
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
@@ -45,6 +45,7 @@ from hetero_airflow.executor.store_key import start_recording
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
+from hetero_airflow.settings import AUDIT_EVENT
 from hetero_airflow.store.sql.airflow_database import airflow_engine
 from hetero_airflow.store.sql.worker_keys import grant_signer
 
@@ -390,7 +391,7 @@ class HeteroExecutor(BaseExecutor):
         self._ends.append((key, TaskInstanceState(state) if state else state, info))
 
     def _note(self, key: Any, text: str) -> None:
-        record = Log(event=EVENT, extra=text, task_instance=key)
+        record = Log(event=AUDIT_EVENT, extra=text, task_instance=key)
         self._task_event_logs.append(record)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._notes.append(record)

@@ -94,6 +94,14 @@ class PendingTask:
         """Seconds since the task was queued."""
         return (now - self.since).total_seconds()
 
+    def hardware_deadline(self, limit: timedelta) -> datetime:
+        """Until when it waits for hardware that no known worker has.
+
+        :param limit: ``[hetero] wait_for_hardware``, which its own ``wait_timeout`` can shorten
+        """
+        own_s = None if self.request is None else self.request.wait_timeout_s
+        return self.since + (limit if own_s is None else min(limit, timedelta(seconds=own_s)))
+
     def original_number(self, alternative: int) -> int:
         """The position of an alternative of `request` before the alternatives were reordered."""
         assert self.request is not None

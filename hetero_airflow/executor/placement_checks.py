@@ -90,7 +90,7 @@ class PlacementChecks:
     def _refusal(self, task: PendingTask, refused: Refuse, snapshot: Snapshot, now: datetime) -> PlacementAnswer | None:
         """The final answer; None while the check waits for hardware that no known worker has."""
         request = task.as_pending().request
-        if now < task.since + self._hardware_wait and not unknown_models(request, snapshot.workers):
+        if now < task.hardware_deadline(self._hardware_wait) and not unknown_models(request, snapshot.workers):
             return None
         problem = refusal_text(refused, request, snapshot.workers, self._hardware_wait)
         return PlacementAnswer(problem=problem, is_final=True)

@@ -340,8 +340,10 @@ def force(run: Run, event: events.GraceOver, now: datetime) -> Next:
 def stop_with_scheduler(run: Run, event: events.SchedulerStopped, now: datetime) -> Next:
     """End the run. Airflow schedules the task again with the same try; one that has not begun is still QUEUED."""
     run.end = End("its scheduler was stopped", has_started=event.row.state != TaskInstanceState.QUEUED)
+    text = "The scheduler of this task was stopped, and so is the task. It goes on later with the same try."
     is_running = event.row.state == TaskInstanceState.RUNNING
-    return Phase.OVER if run.lease is None else Phase.ENDING, [commands.Reschedule()] if is_running else []
+    following: list[commands.Command] = [commands.Log(text, "warning"), commands.Reschedule()] if is_running else []
+    return Phase.OVER if run.lease is None else Phase.ENDING, following
 
 
 def follow_rules(run: Run, event: events.RecoveryDecided, now: datetime) -> Next:

@@ -93,7 +93,9 @@ class Reason:
     asked: str
     found: str
     until: datetime | None = None
-    """When the reason ends by itself, because the scheduler stops to insist on what was asked."""
+    """When the wait for it ends by itself."""
+    then: str = ""
+    """What happens at that time."""
 
     @property
     def is_transient(self) -> bool:
@@ -101,7 +103,7 @@ class Reason:
         return self.code in TRANSIENT
 
     def __str__(self) -> str:
-        ends = "" if self.until is None else f", until {self.until:%Y-%m-%d %H:%M:%S} UTC"
+        ends = "" if self.until is None else f"; after {self.until:%Y-%m-%d %H:%M:%S} UTC {self.then}"
         return f"{self.code}: asked {self.asked}, found {self.found}{ends}"
 
 

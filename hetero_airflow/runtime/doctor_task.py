@@ -10,7 +10,7 @@ from hetero_airflow.errors import NoLeaseError
 
 
 def look() -> dict[str, str | None]:
-    """What the task sees: its host and Python, its lease, the variables that bind its devices, and torch."""
+    """What the task sees: host, Python, lease, kind of devices, the variables that bind them, and torch."""
     try:
         lease = current_lease()
     except NoLeaseError:
@@ -20,6 +20,7 @@ def look() -> dict[str, str | None]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "lease": None if lease is None else str(lease),
+        "kind": None if lease is None else lease.kind,
         "variables": ", ".join(f"{name}={os.environ[name]}" for name in names) or None,
         "torch": None if lease is None or lease.kind == "cpu" else _computed(),
     }

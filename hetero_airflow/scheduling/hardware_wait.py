@@ -50,7 +50,7 @@ def _waiting_instead(decisions: Iterable[Decision], ends: dict[str, datetime]) -
     """The decisions with waits in place of some refusals."""
     for decision in decisions:
         if isinstance(decision, Refuse) and decision.request_id in ends:
-            reason = replace(decision.reason, until=ends[decision.request_id])
+            reason = replace(decision.reason, until=ends[decision.request_id], then="the task fails")
             yield Wait(decision.request_id, 0, reason, decision.account)
         else:
             yield decision
@@ -70,11 +70,14 @@ def refusal_text(refused: Refuse, request: DeviceRequest, workers: Iterable[Work
 
     :param limit: ``[hetero] wait_for_hardware``
     """
-    found = f"No known worker can ever run this: {refused.reason}. {refused.nearest}"
+    found = f"No known worker can ever run this. The nearest: {refused.nearest}"
     if models := unknown_models(request, workers):
         names = [product.model for product in known_products()]
         hints = "".join(did_you_mean(model, names) for model in models)
         return f"{found}. No worker and no table knows the model {' or '.join(models)}. {hints}".rstrip()
     if not limit:
         return f"{found}. Such a task fails at once, since [hetero] wait_for_hardware is 0"
-    return f"{found}. It has waited for such a worker for {limit.total_seconds():g} s ([hetero] wait_for_hardware)"
+    own_s, limit_s = request.wait_timeout_s, limit.total_seconds()
+    if own_s is not None and own_s < limit_s:
+        return f"{found}. It has waited for such a worker for {own_s:g} s (its wait_timeout)"
+    return f"{found}. It has waited for such a worker for {limit_s:g} s ([hetero] wait_for_hardware)"

@@ -297,6 +297,11 @@ class RequestHistory:
     transitions: tuple[Transition, ...] = ()
     """The newest transitions of its runs, oldest first."""
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ended since no known worker could ever run it."""
+        return self.state == "ended" and bool(self.decisions) and self.decisions[0]["outcome"] == "refuse"
+
 
 MAX_RUNS = 10_000
 """Runs that a history returns at once. Reading them from SQLite takes 1 s."""

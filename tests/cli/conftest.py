@@ -121,6 +121,12 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
         for task_id in ("placed", "plain"):
             values = {"dag_id": "dag", "run_id": "run", "map_index": -1, "state": "success"}
             _insert(connection, "task_instance", id=f"{task_id:>032}", task_id=task_id, **values)
+        audited = {"refused": "No known worker can ever run this. It fails at once", "unread": "No quota"}
+        for id_, (task_id, text) in enumerate(audited.items(), 1):
+            names = {"dag_id": "dag", "run_id": "run", "task_id": task_id, "map_index": -1}
+            _insert(connection, "log", id=id_, event="hetero_airflow", extra=text, **names)
+        values = {"dag_id": "dag", "run_id": "run", "map_index": -1, "state": "failed"}
+        _insert(connection, "task_instance", id=f"{'unread':>032}", task_id="unread", **values)
     connection.close()
     with closing(made):
         yield made

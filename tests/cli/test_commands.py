@@ -148,7 +148,10 @@ def test_queue(installation, store):
                 "  2 × nvidia/h100: 1 worker",
             ],
         ),
-        (["run", "refused"], ["No known worker can ever run it. Nearest: worker worker-a has", "Ended "]),
+        (
+            ["run", "refused"],
+            ["No known worker can ever run this. It fails at once", "Nearest: worker worker-a has", "Ended "],
+        ),
         (["run", "[red]waits\x1b[31m"], ["dag.[red]waits\\x1b[31m, run run", "0.5 of a nvidia/a100, cooperative"]),
     ],
 )
@@ -194,7 +197,7 @@ def test_explain_as_json(installation, store):
         (
             ["dag", "run", "x"],
             "The device request of dag.x in run run can't be used; found no such task in the run. "
-            "Its tasks are placed, plain.\n",
+            "Its tasks are placed, plain, unread.\n",
         ),
         (
             ["no", "x"],
@@ -204,6 +207,11 @@ def test_explain_as_json(installation, store):
             ["dag", "run", "plain"],
             "The device request of dag.plain in run run can't be used; found no request; the task instance is success. "
             "It requests no device, it does not run with HeteroExecutor, or its history was pruned.\n",
+        ),
+        (
+            ["dag", "run", "unread"],
+            "The device request of dag.unread in run run can't be used; found no request; the task instance is failed: "
+            "No quota. The log of its try says more.\n",
         ),
         (
             ["dag", "rum", "plain", "--map-index", "7"],
@@ -307,13 +315,13 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [core] executor: LocalExecutor",
         "to do  [sdk] coordinators: not set",
         "to do  [sdk] queue_to_coordinator: not set",
-        "to do  [workers] min_heartbeat_interval: 5",
-        "to do  [workers] execution_api_retries: 5",
-        "to do  [workers] execution_api_retry_wait_max: 90.0",
-        "to do  [workers] max_failed_heartbeats: 3",
-        "to do  [execution_api] jwt_expiration_time: 600",
-        "to do  [scheduler] orphaned_tasks_check_interval: 300.0",
-        "to do  [scheduler] task_instance_heartbeat_timeout: 300",
+        "advice [workers] min_heartbeat_interval: 5",
+        "advice [workers] execution_api_retries: 5",
+        "advice [workers] execution_api_retry_wait_max: 90.0",
+        "advice [workers] max_failed_heartbeats: 3",
+        "advice [execution_api] jwt_expiration_time: 600",
+        "advice [scheduler] orphaned_tasks_check_interval: 300.0",
+        "advice [scheduler] task_instance_heartbeat_timeout: 300",
         "to do  [hetero] engnie: an unknown option",
         "to do  [hetero] engine = sellery: found no such engine",
         "to do  [hetero] labels = 'nonsense': found no JSON object of texts",
@@ -325,7 +333,7 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [core] parallelism: 0",
         "to do  one lease: the tables hetero_*",
         "to do  API server at http://127.0.0.1:9/execution/: no answer: ConnectError",
-        "To do: 20 of 21.",
+        "To do: 13 of 21. Advice: 7.",
     ]
 
 

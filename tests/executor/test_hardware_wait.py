@@ -1,10 +1,15 @@
 """Tasks for hardware that no known worker has: they fail at once, or wait until a worker brings it."""
 
+from datetime import timedelta
+
 import pytest
 
 from hetero_airflow.contract.placement_check import read_answer
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.model.plan import Account, Reason, ReasonCode, Refuse
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.scheduling.hardware_wait import refusal_text
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import a_device, a_worker
 from tests.executor.conftest import Bench
@@ -33,7 +38,7 @@ def waits(bench):
 def test_a_task_for_other_hardware_fails_at_once_and_is_told_the_rule(bench):
     bench.hold("a", "mi300x")
     bench.beat()
-    assert failure(bench).startswith("No known worker can ever run this: kind: asked amd/mi300x, found")
+    assert failure(bench).startswith("No known worker can ever run this. The nearest: worker worker-a has 2 ×")
     assert failure(bench).endswith("Such a task fails at once, since [hetero] wait_for_hardware is 0")
 
 
@@ -44,6 +49,7 @@ def test_it_waits_until_a_worker_brings_the_hardware(patient):
     assert (patient.reports, patient.started) == ([], [])
     assert waits(patient)["outcome"] == "wait"
     assert waits(patient)["reason"]["until"] == "2026-01-01T00:01:00.001000Z"
+    assert waits(patient)["reason"]["then"] == "the task fails"
     device = a_device("GPU-0", vendor="amd", model="instinct-mi300x")
     patient.store.record([WorkerSeen(a_worker(devices=[device]))], patient.clock.now())
     patient.beat()
@@ -60,6 +66,7 @@ def test_it_fails_when_its_time_is_over_although_nothing_else_has_changed(patien
 def test_its_own_wait_timeout_can_only_shorten_this(patient):
     patient.hold("a", "mi300x", wait_timeout="20s")
     patient.beat()
+    assert waits(patient)["reason"]["until"] == "2026-01-01T00:00:20.001000Z"
     patient.beat(21)
     assert failure(patient).startswith("No device in time: asked to wait at most 20 s")
     patient.reports.clear()
@@ -67,6 +74,13 @@ def test_its_own_wait_timeout_can_only_shorten_this(patient):
     patient.beat()
     patient.beat(61)
     assert "No known worker can ever run this" in failure(patient)
+
+
+def test_the_reason_names_the_limit_that_counted(patient):
+    refused = Refuse("a", Reason(ReasonCode.KIND, "amd/mi300x", "none"), "worker worker-a", Account("test", "none"))
+    request = DeviceRequest.parse("mi300x", wait_timeout="20s")
+    text = refusal_text(refused, request, patient.store.snapshot().workers, timedelta(minutes=1))
+    assert text.endswith("It has waited for such a worker for 20 s (its wait_timeout)")
 
 
 def test_a_model_that_nobody_knows_fails_at_once_with_the_nearest_name(patient):

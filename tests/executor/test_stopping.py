@@ -103,11 +103,13 @@ def test_with_the_api_server_each_task_may_end_in_the_grace_time(bench, host):
     assert not bench.store.snapshot().leases
 
 
-def test_a_task_that_does_not_end_in_the_grace_time_is_sent_back(bench, host):
+def test_a_task_that_does_not_end_in_the_grace_time_is_sent_back_and_its_log_says_so(bench, host, tmp_path):
     id_ = bench.start("holds")
+    bench.runs.leased["holds"].workload.log_path = str(tmp_path / "try.log")
     stop(bench, host)
     assert GRACE_S <= host.waited_s < GRACE_S + 10
     assert bench.tasks.sent_back == [id_]
+    assert "It goes on later with the same try." in (tmp_path / "try.log").read_text()
 
 
 def test_a_task_without_a_lease_is_sent_back_if_its_process_is_here(bench, host):

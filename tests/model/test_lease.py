@@ -39,7 +39,8 @@ def test_a_transient_reason_can_end_by_itself() -> None:
 def test_a_reason_shows_both_sides_and_its_end() -> None:
     busy = Reason(ReasonCode.BUSY, "2 × gpu", "1 free")
     assert str(busy) == "busy: asked 2 × gpu, found 1 free"
-    assert str(replace(busy, until=EPOCH)) == "busy: asked 2 × gpu, found 1 free, until 2026-01-01 00:00:00 UTC"
+    ends = replace(busy, until=EPOCH, then="the task fails")
+    assert str(ends) == "busy: asked 2 × gpu, found 1 free; after 2026-01-01 00:00:00 UTC the task fails"
 
 
 def test_a_plan_knows_its_placements() -> None:

@@ -223,7 +223,7 @@ export const PlacementTab = ({ dagId = "", mapIndex, runId, taskId }: Props) => 
         <Text mt={1} overflowWrap="anywhere">
           {shown.reason_code ? `Reason ${shown.reason_code}: ` : ""}
           {shown.reason}
-          {shown.ends_at ? `; after ${clock(shown.ends_at)} it takes any free devices` : ""}
+          {shown.ends_at ? `; after ${clock(shown.ends_at)} ${shown.then}` : ""}
         </Text>
       )}
       <Text color="fg.muted" fontSize="sm" mt={1}>

@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from hetero_airflow.cli.action import action, database, open_store
 from hetero_airflow.cli.live_snapshot import configured_policy
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, show, show_json, table
-from hetero_airflow.cli.requests.missing_request import latest_run, missing_request_error
+from hetero_airflow.cli.requests.missing_request import audited_reason, latest_run, missing_request_error
 from hetero_airflow.cli.watch import watch
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.explanation.device_text import count, lease_lines, request_lines, task_name, try_text
@@ -104,6 +104,8 @@ def _reader(names: tuple[str, str, str, int]) -> Callable[[], _Explained]:
         now, history = datetime.now(UTC), store.request_history(*names)
         if history is None:
             raise missing_request_error(*names)
+        if history.is_refused:
+            history = replace(history, cause=audited_reason(*names) or history.cause)
         snapshot = snapshots.read_for_decisions()
         forecast = forecast_start(history, snapshot, decide, now, period_s)
         classes = device_classes(snapshot.workers)
@@ -207,8 +209,8 @@ def _outcome(history: RequestHistory, workers: Mapping[str, Worker], now: dateti
         at = history.ended_at
         ended = f"{moment(at)}, {age(at, now)} ago" if at else "at an unknown time"
         yield f"{ended}: {history.cause or 'no cause is known'}"
-        if newest is not None and newest["outcome"] == "refuse":
-            yield f"No known worker can ever run it. Nearest: {newest['nearest']}"
+        if history.is_refused and history.decisions[0]["nearest"] not in history.cause:
+            yield f"No known worker can ever run it. Nearest: {history.decisions[0]['nearest']}"
     if history.leases:
         lease = history.leases[-1]
         before = "before: " if history.state == "waiting" else ""
@@ -275,7 +277,7 @@ def _reason_text(reason: Mapping[str, str] | None, now: datetime) -> str:
     if reason is None:
         return "no reason is known"
     ends = reason.get("until")
-    limit = f"; after {age(now, datetime.fromisoformat(ends))} it takes any free devices" if ends else ""
+    limit = f"; after {age(now, datetime.fromisoformat(ends))} {reason.get('then', '')}" if ends else ""
     return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}{limit}"
 
 

@@ -7,11 +7,13 @@ from sqlalchemy import column, select, table
 
 from hetero_airflow.cli.action import database
 from hetero_airflow.errors import HeteroError
+from hetero_airflow.settings import AUDIT_EVENT
 from hetero_airflow.store.sql.transaction import read_transaction
 
 MAX_NAMES = 5
 
 _RUNS = table("dag_run", *map(column, ("id", "dag_id", "run_id"))).c
+_LOG = table("log", *map(column, ("id", "event", "extra", "dag_id", "run_id", "task_id", "map_index"))).c
 _TASKS = table("task_instance", *map(column, ("dag_id", "run_id", "task_id", "map_index", "state"))).c
 
 
@@ -25,6 +27,22 @@ def latest_run(dag_id: str) -> str:
         return connection.scalar(newest) or ""
 
 
+def audited_reason(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
+    """What Airflow's audit log says last of what this plugin did with a task instance; None if it says nothing.
+
+    :raises StoreUnavailable: Airflow's tables can't be read
+    """
+    newest = (
+        select(_LOG.extra)
+        .where(_LOG.event == AUDIT_EVENT, _LOG.dag_id == dag_id, _LOG.run_id == run_id, _LOG.task_id == task_id)
+        .where(_LOG.map_index == map_index)
+        .order_by(_LOG.id.desc())
+        .limit(1)
+    )
+    with read_transaction(database()) as connection:
+        return connection.scalar(newest)
+
+
 def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int) -> HeteroError:
     """The error for a task instance that has no request in the store.
 
@@ -33,6 +51,8 @@ def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int
     instance = f"[{map_index}]" if map_index >= 0 else ""
     asked = f"the device request of {dag_id}.{task_id}{instance}" + (f" in run {run_id}" if run_id else "")
     found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
+    if reason := audited_reason(dag_id, run_id, task_id, map_index):
+        found, remedy = f"{found}: {reason}", "The log of its try says more"
     return HeteroError(asked, found=found, remedy=remedy)
 
 

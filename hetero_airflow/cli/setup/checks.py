@@ -33,6 +33,9 @@ ReadOption = Callable[[str, str], str | None]
 _REPLACEABLE = frozenset({"", "LocalExecutor"})
 """Executors that HeteroExecutor can replace. Any other stays first in the list, as the default."""
 
+_NEEDED = frozenset({"core", "sdk"})
+"""The sections without whose settings devices are shared, or bound too late."""
+
 _AT_LEAST = frozenset(
     {
         "execution_api_retries",
@@ -140,6 +143,8 @@ class Finding:
     found: str
     remedy: str = ""
     cost: str = ""
+    is_advice: bool = False
+    """Device tasks run well without it; what it prevents costs time in a rare case."""
 
     @property
     def is_ok(self) -> bool:
@@ -155,7 +160,9 @@ def check_settings(settings: Iterable[Setting]) -> Iterator[Finding]:
         if setting.is_ok:
             yield Finding(subject, found)
         else:
-            yield Finding(subject, found, f"Set it to {setting.wanted}{_beside(setting)}", setting.recommendation.cost)
+            remedy = f"Set it to {setting.wanted}{_beside(setting)}"
+            is_advice = setting.recommendation.section not in _NEEDED
+            yield Finding(subject, found, remedy, setting.recommendation.cost, is_advice)
 
 
 def _beside(setting: Setting) -> str:
@@ -332,11 +339,14 @@ def check_problems(snapshot: Snapshot) -> Iterator[Finding]:
 def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:
     """A line for each finding; below each failed check, what to do and what happens otherwise."""
     for finding in findings:
-        mark = cell("ok     ", style="green") if finding.is_ok else cell("to do  ", style="bold red")
-        yield mark + cell(f"{finding.subject}: {finding.found}")
+        mark, style = ("advice", "bold yellow") if finding.is_advice else ("to do", "bold red")
+        mark, style = ("ok", "green") if finding.is_ok else (mark, style)
+        yield cell(f"{mark:<7}", style=style) + cell(f"{finding.subject}: {finding.found}")
         if not finding.is_ok:
             yield cell(f"       {as_sentence(finding.remedy)}")
         if finding.cost:
             yield cell(f"       Without it, {finding.cost}.")
-    lacking = sum(not finding.is_ok for finding in findings)
-    yield cell("All is well." if not lacking else f"To do: {lacking} of {len(findings)}.", style="bold")
+    lacking = [finding.is_advice for finding in findings if not finding.is_ok]
+    advice = f" Advice: {sum(lacking)}." if any(lacking) else ""
+    to_do = f"To do: {lacking.count(False)} of {len(findings)}.{advice}"
+    yield cell(to_do if lacking else "All is well.", style="bold")

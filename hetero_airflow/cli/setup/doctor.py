@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +86,7 @@ def doctor(args: Namespace) -> None:
         note(f"triggered the run {run_id}")
         state, took_s = _watched(dag_id, run_id, note), time.monotonic() - began
         seen = _seen(dag_id, run_id) if state == "success" else {}
-    for text in verdict(state, seen, took_s):
+    for text in verdict(state, seen, took_s, args.device):
         console().out(clean(text))
     sys.exit(0 if state == "success" and (not seen or seen.get("lease")) else 1)
 
@@ -218,8 +218,12 @@ def _seen(dag_id: str, run_id: str) -> dict[str, str | None]:
     return value if isinstance(value, dict) else {}
 
 
-def verdict(state: str | None, seen: Mapping[str, str | None], took_s: float) -> Iterator[str]:
+def verdict(
+    state: str | None, seen: Mapping[str, str | None], took_s: float, asked: Sequence[str] = ("cpu",)
+) -> Iterator[str]:
     """What the run shows. Pure.
+
+    :param asked: the alternatives that the task requested
 
     >>> print(*verdict("success", {"host": "a", "python": "3.11.2", "lease": "1 × cpu on a"}, 6.2), sep="\\n")
     The task ran on a, with Python 3.11.2 and this lease: 1 × cpu on a
@@ -237,6 +241,9 @@ def verdict(state: str | None, seen: Mapping[str, str | None], took_s: float) ->
     yield f"The task ran on {seen['host']}, with Python {seen['python']} and {with_lease}"
     if seen.get("variables"):
         yield f"Its devices are bound by {seen['variables']}"
+    if seen.get("kind") == "cpu" and asked[0] != "cpu":
+        others = ", ".join(device for device in asked if device != "cpu")
+        yield f"It has a CPU core: none of {others} is known or free. `airflow hetero devices` lists them."
     if seen.get("torch"):
         yield f"On its device, {seen['torch']}"
     if lease:

@@ -9,7 +9,7 @@ from typing import Any
 from airflow.models.log import Log
 from sqlalchemy import event
 
-EVENT = "hetero_airflow"
+from hetero_airflow.settings import AUDIT_EVENT
 
 _MISMATCH = "state mismatch"
 _MAX_REASONS = 1000
@@ -33,4 +33,4 @@ def _place(task: Any) -> tuple[Any, ...]:
 @event.listens_for(Log, "before_insert")
 def _explain(mapper: object, connection: object, row: Log) -> None:
     if row.event == _MISMATCH and (reason := _reasons.pop(_place(row), None)) is not None:
-        row.event, row.extra = EVENT, reason
+        row.event, row.extra = AUDIT_EVENT, reason

@@ -19,6 +19,9 @@ CALL_LIMIT_S = 3.0
 
 _EFFECT = "Running tasks go on. What is to be written is kept; what is to be read is unknown."
 
+_NO_RUN = "No DagRun found"
+"""What Airflow's database says of a run that was deleted."""
+
 
 class StateCalls(ServiceCalls):
     """Calls of `write_state` and `read_states` beside the caller, if the backend may be a service.
@@ -38,7 +41,8 @@ class StateCalls(ServiceCalls):
         if not _is_database():
             super().keep(id, make, loss)
         elif (error := make_call(make).exception()) is not None:
-            log.warning("%s: %s", loss, error)
+            is_deleted = _NO_RUN in str(error)  # as `airflow hetero doctor` deletes its run
+            log.log(logging.DEBUG if is_deleted else logging.WARNING, "%s: %s", loss, error)
 
 
 def write_state(key: Any, name: str, text: str) -> None:

@@ -174,7 +174,8 @@ class ListScheduler:
             ends = self._budget_ends.get(pending.id)
             if ends is not None:
                 self.until = ends if self.until is None else min(self.until, ends)
-                reason = replace(reason, until=ends) if reason.code is ReasonCode.SCATTERED else reason
+                if reason.code is ReasonCode.SCATTERED:
+                    reason = replace(reason, until=ends, then="it takes any free devices")
             self.decisions.append(Wait(pending.id, self._waiting, reason, account))
 
     def _wait_for_running_work(self, unit: Sequence[PendingRequest], explanation: WaitExplanation) -> None:
@@ -209,7 +210,7 @@ class ListScheduler:
             blocked = self._gangs.blocked(unit[0].gang)
             assert blocked is not None, "a servable request is blocked only by its gang"
             explanation = self._explain_blocked(unit[0].request, blocked, has_alternatives=False)
-            offer = f"all workers together have {blocked.found}"
+            offer = f"all workers together have {blocked.found} ({blocked.code}: asked {blocked.asked})"
         else:
             findings = self._findings_on(unservable.request)
             if None not in findings.explanations:

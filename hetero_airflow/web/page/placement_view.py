@@ -120,6 +120,8 @@ class Placement(BaseModel):
     reason_code: str = ""
     ends_at: datetime | None = None
     """When the reason ends by itself."""
+    then: str = ""
+    """What happens at that time."""
     decided_at: datetime | None = None
     policy: str = ""
     summary: str = ""
@@ -198,9 +200,7 @@ def placement(
 def _state(history: RequestHistory, newest: Mapping[str, Any] | None) -> str:
     if history.state == "waiting" and history.pending.is_paused:
         return "paused"
-    if history.state == "ended" and newest is not None and newest["outcome"] == "refuse":
-        return "refused"
-    return history.state
+    return "refused" if history.is_refused else history.state
 
 
 def _reason(
@@ -208,7 +208,7 @@ def _reason(
 ) -> dict[str, Any]:
     """The fields about the reason."""
     if history.state == "ended":
-        text = newest["nearest"] if newest and newest["outcome"] == "refuse" else history.cause
+        text = history.decisions[0]["nearest"] if history.is_refused else history.cause
         return {"reason": names.put_into(text or "", readable)}
     if history.pending.is_paused:
         return {"reason": PAUSED.found, "reason_code": PAUSED.code.value}
@@ -219,7 +219,8 @@ def _reason(
     text = names.put_into(f"asked {reason['asked']}, found {reason['found']}", readable)
     until = reason.get("until")
     ends_at = datetime.fromisoformat(until) if until else None
-    return {"position": position, "reason": text, "reason_code": reason["code"], "ends_at": ends_at}
+    then = reason.get("then", "")
+    return {"position": position, "reason": text, "reason_code": reason["code"], "ends_at": ends_at, "then": then}
 
 
 def _alternatives(

@@ -271,7 +271,8 @@ def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
 
 def test_a_wait_that_ends_by_itself_says_when(render):
     store = a_store(a_pending("r1", "gpu:2", topology="nvlink@10m"))
-    scattered = Reason(ReasonCode.SCATTERED, "2 × gpu (topology=nvlink)", "2 free", NOW + timedelta(minutes=7))
+    end, then = NOW + timedelta(minutes=7), "it takes any free devices"
+    scattered = Reason(ReasonCode.SCATTERED, "2 × gpu (topology=nvlink)", "2 free", end, then)
     store.commit(Plan((Wait("r1", 1, scattered, Account("test", "waits")),)), DECIDED, EPOCH + LATER)
     lines = text_of(render, store, "r1").splitlines()
     assert "2 × gpu (topology=nvlink@10m)" in lines[1]

@@ -192,7 +192,7 @@ def test_a_running_task_is_left_alone(installation, command):
     [
         (("nix", "task"), "no run of a DAG nix"),
         (("dag", "task", "--run-id", "nix"), "no such run"),
-        (("dag", "nix"), "no such task in the run. Its tasks are placed, plain"),
+        (("dag", "nix"), "no such task in the run. Its tasks are placed, plain, unread"),
         (("dag", "plain"), "a task that has ended: success"),
         (("dag", "placed", "nix"), "no such task in the run"),
         (("dag", "placed", "--map-index", "0"), "a task that is not mapped. Leave --map-index out"),

@@ -32,13 +32,19 @@ DRIVER = "[database] sql_alchemy_conn"
 
 
 def test_a_setting_that_differs_says_what_to_set_and_what_it_costs():
-    recommendation = Recommendation("workers", "interval", "1", "a device idles", "nothing")
+    recommendation = Recommendation("sdk", "coordinators", "1", "a device idles", "nothing")
     settings = [Setting(recommendation, current, "1") for current in ("5", None, "1")]
     assert list(check_settings(settings)) == [
-        Finding("[workers] interval", "5", "Set it to 1", "a device idles"),
-        Finding("[workers] interval", "not set", "Set it to 1", "a device idles"),
-        Finding("[workers] interval", "1"),
+        Finding("[sdk] coordinators", "5", "Set it to 1", "a device idles"),
+        Finding("[sdk] coordinators", "not set", "Set it to 1", "a device idles"),
+        Finding("[sdk] coordinators", "1"),
     ]
+
+
+def test_a_setting_without_which_device_tasks_run_is_advice():
+    recommendation = Recommendation("workers", "interval", "1", "a device idles", "nothing")
+    (finding,) = check_settings([Setting(recommendation, "5", "1")])
+    assert finding == Finding("[workers] interval", "5", "Set it to 1", "a device idles", is_advice=True)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +207,12 @@ to do  c: 4
        Wait.
 To do: 2 of 3."""
     )
+
+
+def test_the_report_tells_advice_from_what_is_to_do(render):
+    findings = [Finding("a", "1"), Finding("b", "2", "Set it to 3", is_advice=True)]
+    text = "ok     a: 1\nadvice b: 2\n       Set it to 3.\nTo do: 0 of 2. Advice: 1."
+    assert render(check_report(findings)) == text
 
 
 def test_the_report_of_a_sound_installation(render):

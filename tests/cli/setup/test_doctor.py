@@ -22,6 +22,13 @@ def test_the_verdict_says_what_the_run_shows(state, seen, expected):
     assert expected in "\n".join(doctor.verdict(state, seen, 6.2))
 
 
+def test_a_cpu_core_in_place_of_an_accelerator_is_no_silent_success():
+    on_cpu = SEEN | {"lease": "1 × cpu on a", "kind": "cpu"}
+    said = "It has a CPU core: none of gpu, npu is known or free."
+    assert said in "\n".join(doctor.verdict("success", on_cpu, 6.2, ["gpu", "npu", "cpu"]))
+    assert "It has a CPU core" not in "\n".join(doctor.verdict("success", on_cpu, 6.2, ["cpu"]))
+
+
 def test_without_our_executor_it_says_what_to_set(monkeypatch):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor")
     with pytest.raises(HeteroError, match=r"no HeteroExecutor in \[core\] executor = LocalExecutor"):
