@@ -94,8 +94,8 @@ class Reason:
     found: str
     until: datetime | None = None
     """When the wait for it ends by itself."""
-    then: str = ""
-    """What happens at that time."""
+    then: str | None = None
+    """What happens at that time; None if there is no such time."""
 
     @property
     def is_transient(self) -> bool:

@@ -123,7 +123,7 @@ def test_a_rack_demand_is_hard_for_ever_or_for_its_budget() -> None:
     assert plan.until == EPOCH + timedelta(seconds=600)
     assert reason(plan, "g0") == (
         "scattered: asked all 2 of gang g, 2 × gpu (topology=rack) each, found room for 1 at the same time that "
-        "close together, until 2026-01-01 00:10:00 UTC"
+        "close together; after 2026-01-01 00:10:00 UTC it takes any free devices"
     )
     plan = decide(hosts, soft, full, after_s=600)
     assert (outcomes(plan), plan.until) == ({"g0": "b", "g1": "c"}, None)
@@ -148,8 +148,8 @@ def test_a_request_waits_for_links_while_its_budget_lasts() -> None:
     full = ("a/GPU-0", "a/GPU-2")
     plan = decide([LINKED], [soft], full, after_s=1)
     assert reason(plan, "r") == (
-        "scattered: asked 2 × gpu (topology=nvlink), found 2 free, at most 1 joined by nvlink (worker a), "
-        "until 2026-01-01 00:10:00 UTC"
+        "scattered: asked 2 × gpu (topology=nvlink), found 2 free, at most 1 joined by nvlink (worker a); "
+        "after 2026-01-01 00:10:00 UTC it takes any free devices"
     )
     assert plan.until == EPOCH + timedelta(minutes=10)
     assert outcomes(decide([LINKED], [soft], full, after_s=600)) == {"r": "a"}

@@ -130,8 +130,7 @@ def explained(plan: Plan, choices: Sequence[tuple[Candidate, ClassChoice]]) -> P
             if decision.reason.code in _FOR_WANT_OF_DEVICES:
                 slower = " or ".join(sorted(choice.passed_up))
                 found = f"that it probably ends sooner if it waits for {choice.names[0]} than on {slower}"
-                decision = decision._replace(
-                    reason=Reason(ReasonCode.SOONER, str(request), found, max(choice.passed_up.values()))
-                )
+                end, then = max(choice.passed_up.values()), "it takes any of them"
+                decision = decision._replace(reason=Reason(ReasonCode.SOONER, str(request), found, end, then))
         decisions.append(decision)
     return replace(plan, decisions=tuple(decisions), until=min(ends, default=None))

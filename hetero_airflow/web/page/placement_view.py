@@ -219,7 +219,7 @@ def _reason(
     text = names.put_into(f"asked {reason['asked']}, found {reason['found']}", readable)
     until = reason.get("until")
     ends_at = datetime.fromisoformat(until) if until else None
-    then = reason.get("then", "")
+    then = reason.get("then") or ""
     return {"position": position, "reason": text, "reason_code": reason["code"], "ends_at": ends_at, "then": then}
 
 

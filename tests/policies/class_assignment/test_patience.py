@@ -88,7 +88,7 @@ def test_it_says_for_what_it_waits_and_until_when():
     assert wait.reason.is_transient
     assert str(wait.reason) == (
         "sooner: asked 1 × nvidia/k80 | 1 × nvidia/v100, found that it probably ends sooner if it waits for "
-        "nvidia/v100 than on nvidia/k80, until 2026-01-02 12:00:00 UTC"
+        "nvidia/v100 than on nvidia/k80; after 2026-01-02 12:00:00 UTC it takes any of them"
     )
     assert plan.until == wait.reason.until == EPOCH + timedelta(hours=36)  # it loses nine hours
 
