@@ -44,6 +44,7 @@ class DeviceOperator(BaseOperator):
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
     :param patience: False: never wait for better devices while others are free
+    :param data: URLs of what the task reads; of equally good workers it gets one that has them cached
     :param gang: for a mapped task: this many of its instances, in the order of their map indexes, are placed together
         or not at all. ``"2:4@10m"`` starts with fewer if 4 can't be placed within ten minutes. `current_lease().gang`
         has each instance's rank, and the hosts of all

@@ -4,6 +4,8 @@ To add a store: write ``checkpoints/<name>.py`` and add a row to `CHECKPOINT_STO
 row. This package never imports airflow or SQLAlchemy, because a task in a plain container uses it.
 """
 
+from hetero_airflow.model import data_url
+
 GROUP = "hetero_airflow.checkpoint_stores"
 
 CHECKPOINT_STORES: dict[str, str] = {
@@ -14,5 +16,5 @@ CHECKPOINT_STORES: dict[str, str] = {
 }
 """Scheme of the URL → "module:function"; the function takes a `CheckpointPlace` and returns a `CheckpointStore`."""
 
-OBJECT_STORES = ("s3", "gs", "az")
+OBJECT_STORES = data_url.OBJECT_STORES
 """Those whose function also takes credentials, a number of attempts, and a store with which to share a client."""

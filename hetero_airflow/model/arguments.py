@@ -128,6 +128,13 @@ class RequestConditions(PlacementConditions, total=False):
         bool | SkipJsonSchema[None],
         Field(description="False: never wait for better devices while others are free.", examples=[False]),
     ]
+    data: Annotated[
+        str | Sequence[str] | SkipJsonSchema[None],
+        Field(
+            description="URLs of what it reads. Of equally good workers it gets one that has them cached.",
+            examples=["s3://lake/train/", ["s3://lake/train/", "s3://lake/labels.csv"]],
+        ),
+    ]
 
 
 class DeviceArguments(RequestedDevice, RequestConditions, total=False):

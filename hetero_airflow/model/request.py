@@ -21,6 +21,7 @@ from hetero_airflow.model.request_fields import (
     LABELS_DESCRIPTION,
     ArchitectureField,
     ByteRangeField,
+    DataField,
     HostMemoryField,
     LabelsField,
     PatienceField,
@@ -201,6 +202,8 @@ class DeviceRequest(BaseModel):
     """The task fails if it waits longer; None: no limit."""
     patience: PatienceField = True
     """Whether it may wait for better devices while others are free."""
+    data: DataField = ()
+    """URLs of what it reads. Of equally good workers it gets one that has them cached; it never waits for that."""
 
     def with_fields(self, **fields: Any) -> "DeviceRequest":
         """The request with other values for these fields. A copy by pydantic would keep its cached fingerprint."""
@@ -220,6 +223,7 @@ class DeviceRequest(BaseModel):
         priority: object = None,
         wait_timeout: object = None,
         patience: object = None,
+        data: object = None,
     ) -> "DeviceRequest":
         """The request from the arguments of a decorator, an operator or a configuration.
 
@@ -237,13 +241,14 @@ class DeviceRequest(BaseModel):
         :param priority: urgent, high, medium or low
         :param wait_timeout: seconds, a timedelta, or a text such as ``2h``
         :param patience: False: it never waits for better devices while others are free
+        :param data: the URL of what it reads, or a list; one that ends with ``/`` is a folder
         :raises RequestError: an argument is not valid, or two contradict each other
         """
         conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology, "spot": spot}
         fields = {**conditions, **read_quota(quota)}
         check_sizes(fields)
         shared = {field: value for field, value in fields.items() if value is not None}
-        other_fields = {"priority": priority, "wait_timeout": wait_timeout, "patience": patience}
+        other_fields = {"priority": priority, "wait_timeout": wait_timeout, "patience": patience, "data": data}
         if isinstance(device, DeviceRequest):
             extra = shared | {name: value for name, value in other_fields.items() if value is not None}
             for name, value in sorted(extra.items()):
@@ -268,6 +273,7 @@ class DeviceRequest(BaseModel):
                 "priority": _read_priority(priority),
                 "wait_timeout_s": None if wait_timeout is None else parse_duration_s(wait_timeout),
                 "patience": True if patience is None else patience,
+                "data": () if data is None else data,
             },
         )
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeVar
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
 
-from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.errors import DataError, RequestError, shorten
+from hetero_airflow.model.data_url import DataUrl
 from hetero_airflow.model.devices.names import ARCHITECTURES, MAX_COUNT, architecture_of
 from hetero_airflow.model.topology import Topology
 from hetero_airflow.units import ByteRange, check_plain_bytes, parse_bytes
@@ -17,6 +18,8 @@ from hetero_airflow.validation import did_you_mean, first_problem
 MAX_REQUIREMENTS = 32
 MAX_NAME = 128
 MAX_TEXT = 256
+MAX_DATA_URLS = 32
+MAX_URL = 1024
 
 _EXAMPLES = {"runtime": '{"cuda": ">=12.4"}', "labels": '{"zone": "a"}'}
 
@@ -127,6 +130,35 @@ def _architecture(name: object) -> str:
     return known
 
 
+def read_data(value: object) -> tuple[str, ...]:
+    """The URLs of the argument ``data``, in their order, each once.
+
+    :raises RequestError: no URL of an object store, one that is too long, or too many
+    """
+    urls = [value] if isinstance(value, str) else value
+    if urls is None:
+        return ()
+    if not isinstance(urls, list | tuple):
+        remedy = 'Write a URL or a list of URLs, as in ["s3://lake/train/", "s3://lake/labels.csv"]'
+        raise RequestError("data", value, found=f"a value of the type {type(value).__name__}", remedy=remedy)
+    read = tuple(dict.fromkeys(map(_read_url, urls)))
+    if len(read) > MAX_DATA_URLS:
+        found = f"{len(read)} URLs, above the limit of {MAX_DATA_URLS}"
+        raise RequestError("data", value, found=found, remedy='Name their folder, as in "s3://lake/train/"')
+    return read
+
+
+def _read_url(url: object) -> str:
+    if isinstance(url, str) and len(url) > MAX_URL:
+        found = f"a URL of {len(url)} characters, above the limit of {MAX_URL}"
+        raise RequestError("data", url, found=found, remedy="Name its folder, which ends with /")
+    try:
+        return DataUrl.of(url).url
+    except DataError as error:
+        shown = str(url).partition("://")[0] if "@" in str(url) else url
+        raise RequestError("data", shown, found=error.found, remedy=error.remedy) from None
+
+
 _read_size = _optional(_read_host_memory)
 _read_driver = _optional(lambda value: _specifier(value, "driver"))
 
@@ -149,6 +181,7 @@ _read_spot = _switch("spot", "Write False for no spot worker, True for any worke
 _read_patience = _switch("patience", "Write False to take devices as soon as some are free")
 SpotField = Annotated[bool, BeforeValidator(_read_spot, json_schema_input_type=bool)]
 PatienceField = Annotated[bool, BeforeValidator(_read_patience, json_schema_input_type=bool)]
+DataField = Annotated[tuple[str, ...], BeforeValidator(read_data, json_schema_input_type=str | list[str] | None)]
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
 LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]

@@ -209,6 +209,11 @@ class Unprintable:
         ({"wait_timeout": timedelta(days=-1)}, "wait_timeout", 'Write a duration such as "30m"'),
         ({"wait_timeout": "2 fortnights"}, "wait_timeout", 'Write a duration such as "30m"'),
         ({"wait_timeout": True}, "wait_timeout", 'Write a duration such as "30m"'),
+        ({"data": 1}, "data", "Write a URL or a list of URLs"),
+        ({"data": [1]}, "data", "Write s3://bucket/key"),
+        ({"data": "/local"}, "data", "Write s3://bucket/key"),
+        ({"data": [f"s3://lake/{number}" for number in range(33)]}, "data", "Name their folder"),
+        ({"data": "s3://lake/" + LONG}, "data", "Name its folder"),
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, str) else "",
 )
@@ -246,8 +251,24 @@ ANYTHING = st.recursive(
     max_leaves=6,
 )
 NAMES = st.sampled_from(
-    ["device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout"]
+    ["device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "data"]
 )
+
+
+def test_data_keeps_its_order_and_each_url_once() -> None:
+    urls = ["s3://lake/train/", "gs://lake", "s3://lake/a%20b.csv", "gs://lake/"]
+    request = parse("gpu", data=urls)
+    assert request.data == ("s3://lake/train/", "gs://lake/", "s3://lake/a%20b.csv")
+    assert parse("gpu", data=urls[0]).data == (urls[0],)
+    assert parse("gpu", data=[]) == parse("gpu")
+    assert len({parse("gpu", data=url).fingerprint for url in (None, *urls[:3])}) == 4
+    assert DeviceRequest.model_validate_json(request.model_dump_json()) == request
+
+
+def test_no_error_shows_the_password_in_a_url() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse("gpu", data="s3://user:secret@lake/a")
+    assert "secret" not in str(caught.value)
 
 
 @given(st.dictionaries(NAMES, ANYTHING, min_size=1))

@@ -168,6 +168,11 @@ BAD_REQUESTS: list[tuple[dict[str, Any], str, str]] = [
     ({"spot": "no"}, "spot", "False for no spot worker"),
     ({"spot": 0}, "spot", "False for no spot worker"),
     ({"patience": "no"}, "patience", "Write False to take devices"),
+    ({"data": "s3a://lake/train/"}, "data", '"s3"'),
+    ({"data": "lake/train"}, "data", "s3://bucket/key"),
+    ({"data": {"s3://lake/train/"}}, "data", '["s3://lake/train/", "s3://lake/labels.csv"]'),
+    ({"data": [f"s3://lake/{number}" for number in range(33)]}, "data", "Name their folder"),
+    ({"data": f"s3://lake/{'a' * 1024}"}, "data", "Name its folder"),
     ({"spot": False, "labels": {"hetero/spot": "true"}}, "spot", "Leave one of the two out"),
     ({"priority": "hihg"}, "priority", '"high"'),
     ({"priority": "High"}, "priority", '"high"'),
@@ -239,7 +244,7 @@ WORDS = st.sampled_from(["gpu", "a100", "nvidia/a100", "cpu", "nvidea/a100", "cu
 NEAR_MISSES = st.tuples(WORDS, st.sampled_from("?,:/x =@0.-5"), WORDS).map("".join)
 FIELDS = [
     "device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout",
-    "patience", "gang",
+    "patience", "data", "gang",
     "checkpoint",
 ]  # fmt: skip
 QUOTAS = st.dictionaries(

@@ -134,7 +134,7 @@ def test_the_examples_of_the_schema_make_requests():
     properties = schema["properties"]
     for device in properties["device"]["examples"]:
         DeviceRequest.parse(device)
-    for name in ("runtime", "driver", "labels", "topology", "spot", "wait_timeout"):
+    for name in ("runtime", "driver", "labels", "topology", "spot", "wait_timeout", "data"):
         for value in properties[name]["examples"]:
             DeviceRequest.parse("gpu:2", **{name: value})
     for name, field in schema["$defs"]["Quota"]["properties"].items():

@@ -19,7 +19,7 @@ __path__: list[str] = []
 
 OURS = {
     *("device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "patience"),
-    *("gang", "checkpoint"),
+    *("data", "gang", "checkpoint"),
 }
 
 
@@ -56,6 +56,7 @@ class DeviceOperator(BaseOperator):
         priority: Any = None,
         wait_timeout: Any = None,
         patience: Any = None,
+        data: Any = None,
         gang: Any = None,
         checkpoint: Any = None,
         **kwargs: Any,

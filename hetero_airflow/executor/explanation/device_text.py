@@ -11,16 +11,20 @@ from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
 
 def request_lines(request: DeviceRequest) -> list[str]:
-    """One line per alternative, in order of preference.
+    """One line per alternative, in order of preference, and one for the data.
 
     >>> request_lines(DeviceRequest.parse(["h100:2", "gpu:0.5"]))
     ['2 × nvidia/h100', 'or 0.5 of a gpu, cooperative']
     >>> request_lines(DeviceRequest.parse({"h100", "a100"}))
     ['any of 1 × nvidia/a100', 'or 1 × nvidia/h100']
+    >>> request_lines(DeviceRequest.parse("gpu", data=["s3://lake/train/", "s3://lake/labels.csv"]))
+    ['1 × gpu', 'reads s3://lake/train/ and 1 more']
     """
     texts = [alternative_text(alternative) for alternative in request.alternatives]
     first = texts[0] if request.is_ordered or len(texts) == 1 else f"any of {texts[0]}"
-    return [first, *(f"or {text}" for text in texts[1:])]
+    reads = f"reads {request.data[0]}" if request.data else ""
+    more = f" and {len(request.data) - 1} more" if len(request.data) > 1 else ""
+    return [first, *(f"or {text}" for text in texts[1:]), *filter(None, [reads + more])]
 
 
 def alternative_text(alternative: Alternative) -> str:

@@ -31,6 +31,8 @@ def request_text(request: DeviceRequest) -> str:
         options["wait_timeout"] = request.wait_timeout_s
     if not request.patience:
         options["patience"] = False
+    if request.data:
+        options["data"] = request.data[0] if len(request.data) == 1 else list(request.data)
     for arguments in (_common_arguments(request), _separate_arguments(request)):
         if _is_equal(request, arguments | options):
             return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | options).items())

@@ -17,10 +17,10 @@ from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersi
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.errors import CheckpointStoreUnavailable, DataError, shorten
+from hetero_airflow.model.data_url import DataUrl
 from hetero_airflow.registry import load
 from hetero_airflow.runtime.data.bucket import Bucket
 from hetero_airflow.runtime.data.folder import CacheFolder, Unusable
-from hetero_airflow.runtime.data.location import Location
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Cache:
 
     def tree(self, url: str) -> Path:
         """See `cached_tree`."""
-        location = Location.of(url)
+        location = DataUrl.of(url)
         prefix = f"{location.key.rstrip('/')}/".lstrip("/")
         with _named(location, "list"):
             listed = self._bucket(location).folder(prefix.rstrip("/"))
@@ -92,7 +92,7 @@ class Cache:
                 raise _missing(location)
             names = {version.key: _relative(version.key.removeprefix(prefix)) for version in versions}
             root = self._own().path()
-            items = [Location(location.scheme, location.bucket, version.key) for version in versions]
+            items = [DataUrl(location.scheme, location.bucket, version.key) for version in versions]
             paths = self._each(self._current, items)
             for version, path in zip(versions, paths, strict=True):
                 link = root / names[version.key]
@@ -132,7 +132,7 @@ class Cache:
                 future.cancel()
             raise
 
-    def _current(self, location: Location, *, is_fresh: bool = False) -> Path:
+    def _current(self, location: DataUrl, *, is_fresh: bool = False) -> Path:
         bucket = self._bucket(location)
         for _ in range(_ATTEMPTS):
             version = bucket.version(location.key, is_fresh=is_fresh)
@@ -186,7 +186,7 @@ class Cache:
         with self._lock:
             path = self._outside.get((url, version.etag))
         if path is None:
-            path = self._own().path() / Location.of(url).key.rpartition("/")[2]
+            path = self._own().path() / DataUrl.of(url).key.rpartition("/")[2]
             path.parent.mkdir()
             try:
                 bucket.download(version, path)
@@ -202,7 +202,7 @@ class Cache:
             self._scratch = self._scratch or ScratchFolder("hetero-airflow-data-")
             return self._scratch
 
-    def _bucket(self, location: Location) -> Bucket:
+    def _bucket(self, location: DataUrl) -> Bucket:
         at = location.scheme, location.bucket
         with self._lock:
             if at not in self._buckets:
@@ -218,7 +218,7 @@ class Cache:
 
 
 @contextlib.contextmanager
-def _named(location: Location, action: str = "read") -> Iterator[None]:
+def _named(location: DataUrl, action: str = "read") -> Iterator[None]:
     asked = f"to {action} {shorten(location.url)}"
     try:
         yield
@@ -229,14 +229,14 @@ def _named(location: Location, action: str = "read") -> Iterator[None]:
         raise DataError(asked, found=f"{found} on this host", remedy=remedy) from error
 
 
-def _object_at(url: str, remedy: str) -> Location:
-    location = Location.of(url)
-    if not location.key or location.key.endswith("/"):
+def _object_at(url: str, remedy: str) -> DataUrl:
+    location = DataUrl.of(url)
+    if location.is_folder:
         raise DataError(f"the data URL {shorten(url)}", found="a folder", remedy=remedy)
     return location
 
 
-def _missing(location: Location) -> DataError:
+def _missing(location: DataUrl) -> DataError:
     remedy = "Look at the URL, and whether the identity of the task may list there"
     return DataError(f"to read {shorten(location.url)}", found="nothing there", remedy=remedy)
 

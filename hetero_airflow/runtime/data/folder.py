@@ -17,7 +17,6 @@ looked up stays until it ends.
 
 import contextlib
 import fcntl
-import hashlib
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero_airflow.checkpoints.object_version import ObjectVersion
+from hetero_airflow.model.data_url import digest_of
 from hetero_airflow.runtime.scratch_folder import LOCK, ScratchFolder
 
 PROCESS = "process-"
@@ -122,7 +122,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def alone(self, url: str) -> Iterator[None]:
         """While it is entered, no other process or thread downloads this object to this folder."""
-        with _locked(self.root / "locks" / _digest(url)[:3], fcntl.LOCK_EX, WAIT_S):
+        with _locked(self.root / "locks" / digest_of(url)[:3], fcntl.LOCK_EX, WAIT_S):
             yield
 
     def new_file(self, url: str) -> Path:
@@ -223,12 +223,12 @@ class CacheFolder:
 
     def pin(self, url: str) -> None:
         """Let an object, or all objects of a folder, stay."""
-        (self.root / "pins" / _digest(url)).write_text(url)
+        (self.root / "pins" / digest_of(url)).write_text(url)
 
     def unpin(self, url: str) -> bool:
         """Take a pin back; whether there was one."""
         try:
-            (self.root / "pins" / _digest(url)).unlink()
+            (self.root / "pins" / digest_of(url)).unlink()
         except FileNotFoundError:
             return False
         return True
@@ -266,19 +266,15 @@ class CacheFolder:
         return path
 
     def _at(self, url: str, version: ObjectVersion) -> Path:
-        return self._of(url) / f"{_digest(version.etag)[:16]}-{version.size_bytes}"
+        return self._of(url) / f"{digest_of(version.etag)[:16]}-{version.size_bytes}"
 
     def _of(self, url: str) -> Path:
-        digest = _digest(url)
+        digest = digest_of(url)
         return self.root / "objects" / digest[:2] / digest
 
 
 def _entry_name(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _name(url: str) -> str:

@@ -33,6 +33,11 @@ def read(text: str) -> DeviceRequest:
             {"device": [{"device": "a100", "cpus": 4}, "cpu:8"], "priority": "low", "wait_timeout": "2h"},
             'device=[{"device": "nvidia/a100", "cpus": 4}, "cpu:8"], priority="low", wait_timeout=7200.0',
         ),
+        ({"device": "gpu", "data": "s3://lake/a/"}, 'device="gpu", data="s3://lake/a/"'),
+        (
+            {"device": "gpu", "data": ["s3://lake/a", "gs://bucket/"]},
+            'device="gpu", data=["s3://lake/a", "gs://bucket/"]',
+        ),
         ({"device": {"kind": "gpu", "model": "odd"}}, 'device={"kind": "gpu", "model": "odd"}'),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 from botocore.httpsession import URLLib3Session
 
 from hetero_airflow.errors import DataError, SettingsError
+from hetero_airflow.model.data_url import DataUrl
 from hetero_airflow.runtime import data
 from hetero_airflow.runtime.data.bucket import PART_BYTES
-from hetero_airflow.runtime.data.location import Location
 from tests.checkpoints.fault_proxy import fault_proxy
 
 
@@ -210,7 +210,7 @@ def test_what_another_writer_replaced_at_once_is_not_cached(bucket, use, tmp_pat
     url = f"{bucket.url}/models/new"
     (tmp_path / "model").write_bytes(b"own")
     data.cached(bucket.put("models/first", b"1"))
-    objects = data._cache()._bucket(Location.of(url))._objects
+    objects = data._cache()._bucket(DataUrl.of(url))._objects
     objects._client.meta.events.register("after-call.s3.PutObject", lambda **_: bucket.put("models/new", b"theirs"))
     data.publish(tmp_path / "model", url)
     assert data.cached(url).read_bytes() == b"theirs"

@@ -1,11 +1,14 @@
 """Where an object is, as a data URL says it: ``s3://bucket/key``, ``gs://bucket/key`` or ``az://container/key``."""
 
+import hashlib
 import re
 from dataclasses import dataclass
 
-from hetero_airflow.checkpoints import OBJECT_STORES
 from hetero_airflow.errors import DataError, shorten
 from hetero_airflow.validation import did_you_mean
+
+OBJECT_STORES = ("s3", "gs", "az")
+"""The schemes of URLs."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII)
 _SCHEMES = {**dict.fromkeys(("azure", "abfs", "abfss", "wasb", "wasbs"), "az"), "gcs": "gs", "s3a": "s3", "s3n": "s3"}
@@ -15,11 +18,11 @@ _REMEDY = "Write s3://bucket/key, gs://bucket/key or az://container/key"
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class DataUrl:
     """An object, or a folder of objects.
 
-    >>> Location.of("s3://models/images/cat 1.jpg")
-    Location(scheme='s3', bucket='models', key='images/cat 1.jpg')
+    >>> DataUrl.of("s3://models/images/cat 1.jpg")
+    DataUrl(scheme='s3', bucket='models', key='images/cat 1.jpg')
     """
 
     scheme: str
@@ -28,7 +31,7 @@ class Location:
     """As it is in the store: nothing is quoted."""
 
     @classmethod
-    def of(cls, url: str) -> "Location":
+    def of(cls, url: object) -> "DataUrl":
         """Read a URL.
 
         :raises DataError: no URL of an object store, no bucket, a user in it, or an unprintable character
@@ -57,3 +60,13 @@ class Location:
     def url(self) -> str:
         """The URL again."""
         return f"{self.scheme}://{self.bucket}/{self.key}"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it ends with ``/``, as the name of a bucket does."""
+        return not self.key or self.key.endswith("/")
+
+
+def digest_of(url: str) -> str:
+    """The name of an object or folder where its URL is too long or says too much: SHA-256, 64 hexadecimal digits."""
+    return hashlib.sha256(url.encode()).hexdigest()
