@@ -69,6 +69,7 @@ class Housekeeping:
             saved=5,
             speeds=5,
             learn=60,
+            data=10,
             demand=30,
             prune=3600,
             forget=min(configuration.forget_workers_after_s / 4, 3600),
@@ -99,6 +100,8 @@ class Housekeeping:
         has_speeds = self._periods.is_due("speeds", now) and self._speeds.keep(now)
         if self._periods.is_due("learn", now) or has_speeds:
             self._context.refresh()
+        if self._periods.is_due("data", now):
+            self._context.read_data()
         if self._periods.is_due("demand", now):
             emit_demand(self._store.snapshot())
         if self._periods.is_due("prune", now):

@@ -94,14 +94,21 @@ def account_text(account: Account) -> str:
         2 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb
         possible: b (GPU-0), score 21.5 = real 20 + memory 1.5
       chosen, after equal requests: b (GPU-1), score 21.25 = real 20 + memory 1.25
+    >>> equal = CandidateAccount("c", ("GPU-0",), 21.5, {"real": 20.0, "memory": 1.5})
+    >>> print(account_text(Account("fifo", "placed on c", (alternative,), equal)).splitlines()[-1])
+      chosen, as good: c (GPU-0), score 21.5 = real 20 + memory 1.5
     """
     lines = [f"{account.policy}: {account.summary}"]
     for alternative in account.alternatives:
         lines.append(f"  {alternative.asked}: {_plural(alternative.evaluated, 'worker')} evaluated")
         lines += [f"    {workers} ruled out by {reason}" for workers, reason in alternative.filtered]
         lines += [f"    possible: {_candidate_text(candidate)}" for candidate in alternative.candidates]
-    if account.chosen and not any(account.chosen in alternative.candidates for alternative in account.alternatives):
-        lines.append(f"  chosen, after equal requests: {_candidate_text(account.chosen)}")
+    candidates = [candidate for alternative in account.alternatives for candidate in alternative.candidates]
+    if account.chosen and account.chosen not in candidates:
+        is_as_good = any(account.chosen.terms == candidate.terms for candidate in candidates)
+        lines.append(
+            f"  chosen, {'as good' if is_as_good else 'after equal requests'}: {_candidate_text(account.chosen)}"
+        )
     return "\n".join(lines)
 
 

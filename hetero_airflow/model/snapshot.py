@@ -125,6 +125,8 @@ class Snapshot:
     """Whether a policy that orders by priority class may take a lease back for a request of the same class."""
     patience: bool = True
     """Whether a policy may let a request wait for better devices while others are free."""
+    held_data: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Worker id → `held_name` of an object or folder of an object store → bytes of it in the host's cache."""
 
     def is_protected(self, lease: Lease) -> bool:
         """Whether a lease may be preempted only for a higher priority class."""

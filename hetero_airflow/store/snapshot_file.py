@@ -90,6 +90,7 @@ class _SnapshotFile(BaseModel):
     used_at: datetime | None = None
     shares: TeamShares = NO_TEAM_SHARES
     reported_ends: dict[str, AwareDatetime] = {}
+    held_data: dict[str, dict[str, int]] = {}
 
     @model_validator(mode="after")
     def _check_unique_ids(self) -> "_SnapshotFile":
@@ -136,6 +137,7 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         used_at=estimates.used_at,
         shares=estimates.shares,
         reported_ends=dict(estimates.reported_ends),
+        held_data={worker_id: dict(held) for worker_id, held in snapshot.held_data.items()},
     )
     return file.model_dump_json(indent=1) + "\n"
 
@@ -176,5 +178,6 @@ def read_snapshot(text: str) -> SavedSnapshot:
         file.dag_tokens,
         {pending.id: pending for pending in file.holders},
         estimates,
+        held_data=file.held_data,
     )
     return SavedSnapshot(snapshot, file.taken_at)

@@ -10,6 +10,7 @@ from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.devices.health import DeviceHealth
 from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.host_data import HostData
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
 from hetero_airflow.model.request import Priority
@@ -77,6 +78,8 @@ class WorkerSeen:
     telemetry: tuple[Telemetry, ...] = ()
     leases: frozenset[str] | None = None
     """Ids of the leases with processes on the host; None if the inventory does not come from the worker's agent."""
+    data: HostData | None = None
+    """What the host's data cache holds; None: as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class WorkerAlive:
     telemetry: tuple[Telemetry, ...] = ()
     leases: frozenset[str] | None = None
     """As in `WorkerSeen`."""
+    data: HostData | None = None
 
 
 @dataclass(frozen=True, slots=True)

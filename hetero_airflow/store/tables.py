@@ -105,6 +105,7 @@ telemetry = sa.Table(
     sa.Column(
         "leases", sa.Text, comment="Ids of the leases whose processes are there, a JSON list; NULL if no agent says"
     ),
+    sa.Column("data", sa.Text, comment="What the host's data cache holds, JSON; NULL until its host says"),
     sa.PrimaryKeyConstraint("worker_id"),
     sa.ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
     comment="What changes with every heartbeat; no snapshot shows it",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
+from hetero_airflow.model.host_data import CacheCounts, HostData, held_name
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
@@ -65,6 +66,17 @@ def lost(store) -> Lease:
 def test_no_one_has_been_heard_of_yet(store):
     assert (store.last_seen(), store.heartbeats(), store.server_heartbeat()) == ({}, {}, None)
     assert store.last_decisions() == {}
+
+
+def test_what_a_host_holds_stays_until_it_says_something_else(store):
+    first = HostData(held={held_name("s3://lake/a"): 10}, counts=CacheCounts(hits=2, saved_s=1.5))
+    store.record([WorkerSeen(a_worker(), data=first), WorkerSeen(a_worker("worker-b"))], EPOCH)
+    before = store.snapshot()
+    store.record([WorkerAlive("worker-a"), WorkerAlive("unknown", data=first)], at(5))
+    assert store.host_data() == {"worker-a": first}
+    store.record([WorkerAlive("worker-a", data=HostData()), WorkerAlive("worker-b", data=first)], at(10))
+    assert store.host_data() == {"worker-a": HostData(), "worker-b": first}
+    assert store.snapshot() is before, "no scheduler decides again because of it"
 
 
 def test_what_an_agent_says_last_of_leases_counts(store):

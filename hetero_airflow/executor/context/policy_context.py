@@ -1,5 +1,6 @@
-"""The policy context: what is learned from runs, the edges of DAGs, and what is configured."""
+"""The policy context: what is learned from runs, the edges of DAGs, cached data, and what is configured."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hetero_airflow.executor.configuration import Configuration
@@ -22,6 +23,7 @@ class PolicyContext:
         self._edges: Edges = {}
         self._learner = Learner()
         self._learned: Estimates | None = None
+        self._held_data: Mapping[str, Mapping[str, int]] = {}
         self.estimates = Estimates(shares=configuration.shares)
         """As of the last `learn` or `refresh`; the same object while nothing changes."""
 
@@ -33,7 +35,7 @@ class PolicyContext:
         self._update(self._learner.refresh(self._store, device_classes(self._store.snapshot().workers)), self._edges)
 
     def refresh(self) -> None:
-        """Learn, and read the DAGs of the waiting and running requests.
+        """Learn, and read the caches of hosts and the DAGs of the waiting and running requests.
 
         :raises StoreUnavailable: the database is down
         """
@@ -41,6 +43,14 @@ class PolicyContext:
         learned = self._learner.refresh(self._store, device_classes(snapshot.workers))
         dag_ids = {request.dag_id for request in (*snapshot.pending, *snapshot.holders.values())}
         self._update(learned, self._dags.refresh(dag_ids))
+        self.read_data()
+
+    def read_data(self) -> None:
+        """Read what the caches of hosts hold.
+
+        :raises StoreUnavailable: the database is down
+        """
+        self._held_data = {worker_id: data.held for worker_id, data in self._store.host_data().items() if data.held}
 
     def _update(self, learned: Estimates, edges: Edges) -> None:
         if learned is not self._learned or edges is not self._edges:
@@ -57,4 +67,5 @@ class PolicyContext:
             min_run_s=self._configuration.min_run_s,
             preempts_within_class=self._configuration.preempt_within_class,
             patience=self._configuration.patience,
+            held_data=self._held_data,
         )

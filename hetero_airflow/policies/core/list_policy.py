@@ -20,6 +20,7 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.plan import Account, Decision, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.backfill import HeadReservation, MakeReservations
+from hetero_airflow.policies.core.data_hosts import DataHosts
 from hetero_airflow.policies.core.gang_queue import GangQueue, group_by_gang
 from hetero_airflow.policies.core.list_scheduler import ListScheduler, MayOvertake, WaitExplanations
 from hetero_airflow.policies.core.preemption import MakePreemptionPlan, NoPreemption, PreemptionPlan
@@ -105,8 +106,9 @@ class ListPolicy:
         if snapshot.can_preempt and make_plan is not None:
             preemption = make_plan(index, snapshot, now)
         scheduler = ListScheduler(
-            self.name, index, gangs, may_overtake, reservations, preemption, now, budgets.until, self._explanations
-        )
+            self.name, index, gangs, may_overtake, reservations, preemption, DataHosts(index, snapshot.held_data), now,
+            budgets.until, self._explanations,
+        )  # fmt: skip
         ready: list[PendingRequest] = []
         blocked: list[PendingRequest] = []
         for pending in budgets.pending:

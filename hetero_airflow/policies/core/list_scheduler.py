@@ -17,8 +17,10 @@ from hetero_airflow.model.problem_lines import concerns
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.core.backfill import HeadReservation
+from hetero_airflow.policies.core.data_hosts import DataHosts
 from hetero_airflow.policies.core.gang_queue import GangQueue
 from hetero_airflow.policies.core.preemption import PreemptionPlan
+from hetero_airflow.units import format_bytes
 
 MayOvertake = Callable[[PendingRequest, PendingRequest], bool]
 """Whether the first request may be placed before the second one, which is the head of the queue."""
@@ -63,6 +65,7 @@ class ListScheduler:
         may_overtake: MayOvertake | None,
         reservations: HeadReservation,
         preemption: PreemptionPlan,
+        data: DataHosts,
         now: datetime,
         budget_ends: Mapping[str, datetime],
         previous_explanations: WaitExplanations,
@@ -73,6 +76,7 @@ class ListScheduler:
         self._may_overtake = may_overtake
         self._reservations = reservations
         self._preemption = preemption
+        self._data = data
         self._now = now
         self._budget_ends = budget_ends
         self._previous_explanations = previous_explanations
@@ -131,11 +135,16 @@ class ListScheduler:
         if placement is None:
             return False
         alternative, worker, fit = placement
+        if findings.request.data:
+            options = findings.request.alternatives
+            worker, fit = self._data.warmest(findings.request, options[alternative], reserved, (worker, fit))
         accounts = findings.accounts.get((reserved, alternative))
         if accounts is None:
             accounts = self._alternative_accounts(findings.request, reserved, alternative + 1)
             findings.accounts[reserved, alternative] = accounts
         summary = f"placed on {self._index.entries[worker].worker.id} with score {fit.score:.4g}"
+        if held_bytes := self._data.held_bytes(findings.request, worker):
+            summary += f"; its host has {format_bytes(held_bytes)} of the data in its cache"
         self._take(unit[0], worker, alternative, fit, summary, accounts)
         return True
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Select, bindparam, delete, func, insert, select, update
 
-from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -153,7 +153,7 @@ class _WorkerBatch:
         if may_be_online and not (is_online and self._stored_workers[worker.id][1] == reported):
             self._write_worker(worker, reported)
         if worker.id in self._stored_workers:
-            self._note_seen(worker.id, event.telemetry, event.leases)
+            self._note_seen(worker.id, event)
 
     def _may_come_online(self, worker_id: str, leases: frozenset[str]) -> bool:
         """Whether a worker may come online whose agent reports these leases; see `WorkerSeen`."""
@@ -166,15 +166,17 @@ class _WorkerBatch:
 
     def _hear(self, event: WorkerAlive) -> None:
         if self._stored_workers.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
-            self._note_seen(event.worker_id, event.telemetry, event.leases)
+            self._note_seen(event.worker_id, event)
 
-    def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...], leases: frozenset[str] | None) -> None:
+    def _note_seen(self, worker_id: str, event: WorkerSeen | WorkerAlive) -> None:
         columns = self._seen.setdefault(worker_id, {})
         columns["seen_at"] = self._now
-        if telemetry:
-            columns["readings"] = READINGS.dump_json(telemetry).decode()
-        if leases is not None:
-            columns["leases"] = LEASES.dump_json(leases).decode()
+        if event.telemetry:
+            columns["readings"] = READINGS.dump_json(event.telemetry).decode()
+        if event.leases is not None:
+            columns["leases"] = LEASES.dump_json(event.leases).decode()
+        if event.data is not None:
+            columns["data"] = event.data.model_dump_json(exclude_defaults=True)
 
     def _write_worker(self, worker: Worker, reported: str) -> None:
         connection, stamp = self._transaction.connection, self._transaction.stamp

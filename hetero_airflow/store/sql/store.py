@@ -12,6 +12,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.devices.health import DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
+from hetero_airflow.model.host_data import HostData
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -50,6 +51,7 @@ class SqlStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._read_request = lru_cache(maxsize=4096)(DeviceRequest.model_validate_json)
+        self._read_data = lru_cache(maxsize=1024)(HostData.model_validate_json)
         self._digests = WaitDigests()
         self._builder: SnapshotBuilder | None = None
         self._sequence = 0
@@ -141,6 +143,13 @@ class SqlStore:
         with read_transaction(self._engine) as connection:
             rows = connection.execute(select(_SEEN.worker_id, _SEEN.readings)).all()
         return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}
+
+    def host_data(self) -> dict[str, HostData]:
+        """Worker id → what its host's data cache holds, for the workers whose hosts have said it."""
+        query = select(_SEEN.worker_id, _SEEN.data).where(_SEEN.data.is_not(None))
+        with read_transaction(self._engine) as connection:
+            rows = connection.execute(query).all()
+        return {row.worker_id: self._read_data(row.data) for row in rows}
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → what is remembered of its errors; without those that are `NO_ERRORS`."""

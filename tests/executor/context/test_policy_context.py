@@ -10,6 +10,7 @@ from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.site_links import SiteLinks, parse_site_links
+from hetero_airflow.model.host_data import HostData, held_name
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan
 from hetero_airflow.model.run import RunEnd
@@ -68,6 +69,16 @@ def test_edges_runs_and_shares_are_one_object_until_something_changes():
     context.learn()
     assert (context.estimates.edges, context.estimates.shares) == (dags.edges, SHARES)
     assert context.estimates.used_device_s == {"b": {"nvidia/a100-sxm4-40gb": 60.0}}
+
+
+def test_what_hosts_hold_is_read_from_the_store():
+    store = SqliteStore()
+    context = PolicyContext(store, CONFIGURATION, Dags())
+    name = held_name("s3://lake/train/")
+    store.record([WorkerSeen(a_worker(), data=HostData(held={name: 10})), WorkerSeen(a_worker("worker-b"))], EPOCH)
+    assert context.add_to(store.snapshot()).held_data == {}
+    context.read_data()
+    assert context.add_to(store.snapshot()).held_data == {"worker-a": {name: 10}}
 
 
 def a_host(name: str, site: str, **labels: str):

@@ -258,6 +258,7 @@ CALLS = {
     "move": lambda store: move_lease(store, "r1.1", 1, LeaseState.RELEASED, EPOCH),
     "request_history": lambda store: store.request_history("dag", "run", "r1"),
     "telemetry": lambda store: store.telemetry(),
+    "host_data": lambda store: store.host_data(),
     "last_seen": lambda store: store.last_seen(),
     "heartbeats": lambda store: store.heartbeats(),
     "server_heartbeat": lambda store: store.server_heartbeat(),
