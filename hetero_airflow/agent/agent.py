@@ -22,6 +22,7 @@ from hetero_airflow.discovery.spot import SpotWatch
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
 from hetero_airflow.engines.host.cgroups import covered
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.host_data import HostData
 from hetero_airflow.model.worker import SPOT_LABEL, Inventory, Worker, is_spot_worker
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def retry_wait_s(failures: int, rng: random.Random) -> float:
 class Agent:
     """Sends the reports of one worker until it is told to stop.
 
+    :param look_at_data: returns what the host's data cache holds
     :param pause: waits up to this many seconds; returns whether the agent was told to stop
     :param clock: seconds that only grow
     """
@@ -73,6 +75,7 @@ class Agent:
         used: UsedDevices | None = None,
         spot: SpotWatch | None = None,
         readings: ReadingsWatch | None = None,
+        look_at_data: Callable[[], HostData] = HostData,
         pause: Callable[[float], bool],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +85,9 @@ class Agent:
         self._used = used or UsedDevices(ANY_PROCESS)
         self._spot = spot or SpotWatch(None)
         self._readings = readings
+        self._look_at_data = look_at_data
+        self._server_data: HostData | None = None
+        """What the server has been told of the data cache."""
         self._seen_notice = ""
         """The notice at the last step."""
         self._pause, self._rng, self._clock = pause, rng, clock
@@ -177,18 +183,21 @@ class Agent:
         inventory = self._server_inventory
         if self._readings is not None:
             self._telemetry = valid_readings(self._readings.readings())
+        data = self._look_at_data()
         reply = self._exchange(
             Heartbeat(
                 worker=self._worker_id,
                 inventory=inventory,
                 telemetry=self._telemetry,
                 errors=errors,
+                data=None if data == self._server_data else data,
                 reclaimed=self._seen_notice,
             )
         )
         self._telemetry = ()
         if reply.inventory and reply.inventory == inventory:
             self._errors.confirm(errors)
+            self._server_data = data
             self._leases.unchecked.note_checked(self._watch.looked_at)
         else:
             self._server_inventory = ""
@@ -205,7 +214,7 @@ class Agent:
             log.error("The server does not accept this worker's inventory: %s", error)  # noqa: TRY400  no bug of ours
             self._is_refused, self._send_again_at = True, self._clock() + REPORT_AGAIN_S
             return ServerReply()
-        self._server_inventory, self._telemetry = reply.inventory, ()
+        self._server_inventory, self._telemetry, self._server_data = reply.inventory, (), None
         self._is_refused, self._send_again_at = False, None
         self._take_leases(reply)
         if reply.inventory:

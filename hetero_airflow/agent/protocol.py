@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.host_data import HostData
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.units import MAX_BYTES
 from hetero_airflow.validation import first_problem
@@ -233,6 +234,8 @@ class Heartbeat(_Body):
     """Errors since the last answered heartbeat. Repeated errors count once."""
     is_leaving: bool = False
     """The agent was told to stop: the worker gets no new task."""
+    data: HostData | None = None
+    """What the host's data cache holds; None: as before."""
     reclaimed: Annotated[str, Field(max_length=MAX_LEASE_CHARACTERS), AfterValidator(_check_printable)] = ""
     """Why the machine is taken back: the worker gets no new task, and its tasks save and move. Empty if it is not."""
 

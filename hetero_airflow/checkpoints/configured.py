@@ -151,6 +151,11 @@ def data_settings(options: CheckpointOptions, credentials: Mapping[str, str]) ->
     )
 
 
+def data_cache_root() -> Path:
+    """The cache folder of this process's user, as tasks have it that run as this user."""
+    return DataSettings(folder=_text("data_cache") or None).root
+
+
 def configured_store(options: CheckpointOptions) -> CheckpointStore:
     """The store of the options. The connection's credentials stay in this process's environment.
 

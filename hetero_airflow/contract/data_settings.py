@@ -1,5 +1,8 @@
 """What a task is told about data: its host's cache folder, and the endpoints of the object stores."""
 
+import os
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import SettingsError, shorten
@@ -19,6 +22,13 @@ class DataSettings(BaseModel):
     """Scheme of a URL → the endpoint of the connection."""
     endpoints: tuple[str, ...] = ()
     """Endpoints that are allowed besides the providers' own."""
+
+    @property
+    def root(self) -> Path:
+        """The path of the cache folder."""
+        if self.folder:
+            return Path(self.folder)
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hetero_airflow" / "data"
 
     @classmethod
     def of(cls, text: str | None) -> "DataSettings":

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import uuid4
 
+from hetero_airflow.checkpoints.configured import data_cache_root
 from hetero_airflow.clock import Clock
 from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
@@ -36,6 +37,7 @@ from hetero_airflow.executor.wait_logs import WaitLogs
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
+from hetero_airflow.runtime.data.holdings import Holdings
 from hetero_airflow.scheduling.cycle import Cycle
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ def make_dispatcher(
         api,
         local_worker_id=configuration.worker_id if engine.traits.is_local else None,
         read_devices=lambda: dispatcher.inventory.readings(),
+        look_at_data=Holdings(data_cache_root()).look,
         queued_timeout_s=queued_timeout_s,
     )
     dispatcher = Dispatcher(

@@ -15,6 +15,7 @@ from hetero_airflow.executor.context.reported_speeds import ReportedSpeeds
 from hetero_airflow.executor.device_health.spot_host import SpotHost
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch, WorkerRetention
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.host_data import HostData
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
@@ -33,6 +34,7 @@ class Housekeeping:
     """Keeps Airflow's rows, the store and the metrics up to date.
 
     :param read_devices: returns the newest readings of this host's devices
+    :param look_at_data: returns what this host's data cache holds
     :param local_worker_id: the worker that this scheduler reports itself; None if the engine runs tasks elsewhere
     """
 
@@ -47,11 +49,14 @@ class Housekeeping:
         *,
         local_worker_id: str | None,
         read_devices: Callable[[], tuple[Telemetry, ...]],
+        look_at_data: Callable[[], HostData] = HostData,
         queued_timeout_s: float,
     ) -> None:
         self.local_worker: Worker | None = None
         """This host, as in its last inventory."""
         self._read_devices = read_devices
+        self._look_at_data = look_at_data
+        self._stored_data: HostData | None = None
         self._store = store
         self._tasks = tasks
         self._context = context
@@ -93,7 +98,7 @@ class Housekeeping:
         self._spot_host.step(now)
         self._refresh_tasks([*waiting_ids, *running_ids], [*running_ids, *unleased_ids], now)
         if self._periods.is_due("heartbeat", now):
-            self._store.record(self._signs_of_life(decided_at), now)
+            self._record_signs_of_life(decided_at, now)
         self._store.record(self._liveness.find_lost(now), now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._speeds.saved(), now)
@@ -109,10 +114,18 @@ class Housekeeping:
         if self._periods.is_due("forget", now):
             self._store.record(self._retention.find_forgettable(now), now)
 
-    def _signs_of_life(self, decided_at: datetime | None) -> list[StoreEvent]:
-        """What says that this host is there and that its scheduler decides."""
-        events: list[StoreEvent] = [WorkerSeen(self.local_worker, self._read_devices())] if self.local_worker else []
-        return events if decided_at is None else [*events, SchedulerDecided(self._scheduler, decided_at)]
+    def _record_signs_of_life(self, decided_at: datetime | None, now: datetime) -> None:
+        """Record that this host is there, with what is new there, and that its scheduler decides."""
+        events: list[StoreEvent] = []
+        data = self._stored_data
+        if self.local_worker:
+            data = self._look_at_data()
+            new_data = None if data == self._stored_data else data
+            events.append(WorkerSeen(self.local_worker, self._read_devices(), data=new_data))
+        if decided_at is not None:
+            events.append(SchedulerDecided(self._scheduler, decided_at))
+        self._store.record(events, now)
+        self._stored_data = data
 
     def _refresh_tasks(self, queued_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
         """Keep Airflow from giving up tasks that have to wait, or whose heartbeats can't arrive."""

@@ -6,7 +6,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from hetero_airflow.model.data_url import digest_of
-from hetero_airflow.units import MAX_BYTES
 
 MAX_HELD = 200
 """Objects and folders in one report: 6 KB of JSON."""
@@ -15,7 +14,7 @@ NAME_DIGITS = 16
 
 HeldName = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{{NAME_DIGITS}}}$")]
 
-_Count = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+_Count = Annotated[int, Field(ge=0, le=2**62)]
 _Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 

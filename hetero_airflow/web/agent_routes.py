@@ -142,7 +142,7 @@ class AgentRoutes:
         claims, key, body = await self._read(request, HEARTBEAT_PATH, MAX_HEARTBEAT_BYTES)
         heartbeat = self._parse(Heartbeat, body, claims.sub)
         _check_own(claims, heartbeat.worker)
-        alive = WorkerAlive(claims.sub, heartbeat.telemetry, heartbeat.leases)
+        alive = WorkerAlive(claims.sub, heartbeat.telemetry, heartbeat.leases, heartbeat.data)
         now, leaving, reclaimed = datetime.now(UTC), None, None
         if heartbeat.is_leaving:
             cause, returns = "its agent was told to stop", "an agent starts there again"

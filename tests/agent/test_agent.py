@@ -21,6 +21,7 @@ from hetero_airflow.engines.host.held_devices import LocalRunDevices
 from hetero_airflow.engines.host.lease_files import CurrentLeases, LeaseFile, UncheckedLeases
 from hetero_airflow.engines.host.processes import ProcessIdentity
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.host_data import HostData, held_name
 from hetero_airflow.model.worker import DeviceUser, Inventory
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
@@ -49,6 +50,8 @@ class World:
         self.reported: frozenset[str] = frozenset()
         self.unchecked = UncheckedLeases(lambda: self.now)
         self.local_runs = LocalRunDevices()
+        self.data = [HostData()]
+        """What the host holds at one heartbeat after the other; the last stays."""
         self.leased: frozenset[int] = frozenset()
         """Pids of the processes of leases; such a pid is the lease's id too."""
         self.unknown: frozenset[int] = frozenset()
@@ -124,7 +127,7 @@ class World:
         ports = (self, self, self.errors, self)
         Agent(
             "worker-a", "celery", *ports, used=used, spot=spot, readings=readings, pause=self.pause, rng=rng,
-            clock=lambda: self.now,
+            clock=lambda: self.now, look_at_data=lambda: self.data.pop(0) if len(self.data) > 1 else self.data[0],
         ).run()  # fmt: skip
         return self.sent
 
@@ -137,6 +140,28 @@ def inventory(*devices, problems=(), **fields) -> Inventory:
 def test_the_inventory_is_reported_once_and_then_only_that_the_worker_is_there():
     world = World([None, inventory(), None, None], stop_at_s=11)
     assert world.run() == [(0.2, "inventory of 2"), (5.2, "beat"), (10.2, "beat"), (11, "leaving")]
+
+
+def test_what_the_host_holds_is_reported_when_it_changes_and_after_each_inventory():
+    world = World([inventory(), None, None, None, None, inventory(a_cpu())], stop_at_s=36)
+    held = HostData(held={held_name("s3://lake/a"): 1})
+    world.data = [HostData(), held]
+    told = []
+
+    def answer(message):
+        if isinstance(message, Heartbeat) and not message.is_leaving:
+            told.append((round(world.now), message.data))
+            if len(told) == 2:
+                raise down()
+
+    world.answer = answer
+    world.run()
+    new = [at for at, data in told if data == held]
+    inventories = [at for at, text in world.sent if text.startswith("inventory")]
+    assert told[0] == (5, HostData())
+    assert new[0] == 10, "not answered, so it is sent again"
+    assert len(new) == 3
+    assert new[1] < inventories[1] < new[2]
 
 
 def test_a_new_inventory_is_reported_and_new_readings_of_an_old_one_come_with_the_next_heartbeat():

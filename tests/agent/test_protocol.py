@@ -107,11 +107,13 @@ def test_of_many_errors_the_first_is_reported():
         {"worker": "<b>"},
         {"worker": "w" * 257},
         {"worker": "a", "inventory": "x" * 65},
+        {"worker": "worker-a", "data": {"held": {"s3://lake/a": 1}}},
+        {"worker": "worker-a", "data": {"counts": {"hits": -1}}},
         {"worker": "a", "telemetry": [{"device_id": "a"}] * (MAX_DEVICES + 1)},
     ],
 )
 def test_a_heartbeat_that_can_not_be_is_refused(body):
-    with pytest.raises(ValueError, match=r"worker|telemetry|inventory|a list"):
+    with pytest.raises(ValueError, match=r"worker|telemetry|inventory|data|a list"):
         read_body(Heartbeat, json.dumps(body).encode())
 
 

@@ -22,6 +22,7 @@ from hetero_airflow.agent.tokens import hash_secret, public_key_hex
 from hetero_airflow.health.transitions import leases_to_migrate
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.hold import HoldKind
+from hetero_airflow.model.host_data import CacheCounts, HostData, held_name
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
@@ -59,6 +60,15 @@ def test_an_agent_enrols_reports_its_inventory_and_beats(speaker, engine, store)
     second = agent.beat(inventory=first.json()["inventory"], telemetry=(reading,))
     assert (second.status_code, second.json()) == (200, first.json())
     assert store.telemetry() == {("worker-a", "GPU-0"): reading}
+
+
+def test_a_heartbeat_says_what_the_host_holds(speaker, store):
+    agent = speaker()
+    known = agent.report().json()["inventory"]
+    data = HostData(held={held_name("s3://lake/a"): 1}, counts=CacheCounts(hits=3))
+    assert agent.beat(inventory=known, data=data).status_code == 200
+    assert agent.beat(inventory=known).status_code == 200
+    assert store.host_data() == {"worker-a": data}
 
 
 def test_the_first_heartbeat_of_a_worker_that_no_one_knows_is_reported_that_the_inventory_is_missing(speaker):

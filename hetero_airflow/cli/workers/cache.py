@@ -13,7 +13,6 @@ from hetero_airflow.cli.action import action
 from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.errors import DataError
 from hetero_airflow.model.data_url import DataUrl
-from hetero_airflow.runtime.data.cache import cache_root
 from hetero_airflow.runtime.data.folder import CacheFolder, Entry, Unusable
 from hetero_airflow.units import format_bytes
 
@@ -22,7 +21,7 @@ from hetero_airflow.units import format_bytes
 def cache(args: Namespace) -> None:
     """List, remove or keep what is cached."""
     settings = data_settings(CheckpointOptions(""), {})
-    root = cache_root(settings)
+    root = settings.root
     url = DataUrl.of(args.url).url.rstrip("/") if args.url else None
     if url is None and args.what in ("pin", "unpin"):
         raise DataError(f"`cache {args.what}`", found="no URL", remedy="Name an object or a folder: s3://bucket/folder")

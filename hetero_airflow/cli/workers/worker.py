@@ -15,6 +15,7 @@ from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.lease_watch import LeaseWatch
 from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, POD_TOKEN_PATH, SCHEDULER_ENGINE
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
+from hetero_airflow.checkpoints.configured import data_cache_root
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enrolment import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
@@ -25,6 +26,7 @@ from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, read_configuration
 from hetero_airflow.model.worker import parse_labels
+from hetero_airflow.runtime.data.holdings import Holdings
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +84,12 @@ def run_agent(
     spot = SpotWatch(notice_source(configuration.spot_notices))
     readings = ReadingsWatch(partial(ReaderProcess, timeout_s=timeout_s))
     ports = (watch, leases, errors, connection)
+    look_at_data = Holdings(data_cache_root()).look
     try:
-        Agent(worker_id, engine, *ports, used=used, spot=spot, readings=readings, pause=signals.pause, rng=rng).run()
+        Agent(
+            worker_id, engine, *ports, used=used, spot=spot, readings=readings, look_at_data=look_at_data,
+            pause=signals.pause, rng=rng,
+        ).run()  # fmt: skip
     finally:
         spot.close()
         readings.close()

@@ -20,6 +20,7 @@ from hetero_airflow.errors import CheckpointStoreUnavailable, DataError, shorten
 from hetero_airflow.model.data_url import DataUrl
 from hetero_airflow.registry import load
 from hetero_airflow.runtime.data.bucket import Bucket
+from hetero_airflow.runtime.data.counting import CacheCounter
 from hetero_airflow.runtime.data.folder import CacheFolder, Unusable
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 
@@ -56,12 +57,13 @@ class Cache:
         self._outside: dict[tuple[str, str], Path] = {}
         self._scratch: ScratchFolder | None = None
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="data")
-        root = cache_root(settings)
+        root = settings.root
         self._folder: CacheFolder | None = None
         try:
             self._folder = CacheFolder(root, settings.size_bytes)
         except Unusable as error:
             logger.warning("Data is read without a cache: the folder %s can't be used (%s)", root, error)
+        self._counter = CacheCounter(root if self._folder else None)
 
     def file(self, url: str, revalidate: Revalidate) -> Path:
         """See `cached`."""
@@ -70,6 +72,7 @@ class Cache:
             remedy = f"Use one of {', '.join(get_args(Revalidate))}"
             raise DataError(f"revalidate={shorten(revalidate)}", found="no such rule", remedy=remedy)
         if revalidate == "never" and self._folder and (path := self._folder.newest(location.url)):
+            self._counter.note_hit(path, path.stat().st_size)
             return path
         with _named(location):
             return self._current(location, is_fresh=revalidate == "always")
@@ -131,6 +134,8 @@ class Cache:
             for future in futures:
                 future.cancel()
             raise
+        finally:
+            self._counter.write()
 
     def _current(self, location: DataUrl, *, is_fresh: bool = False) -> Path:
         bucket = self._bucket(location)
@@ -151,16 +156,21 @@ class Cache:
     def _content(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
         if self._folder is None:
             return self._without_folder(url, version, bucket)
-        if path := self._folder.find(url, version):
+        folder, size = self._folder, version.size_bytes
+        if path := folder.find(url, version):
+            self._counter.note_hit(path, size)
             return path
-        folder = self._folder
 
         def downloaded(file: Path) -> Path:
-            bucket.download(version, file)
-            return folder.publish(file, url, version)
+            with self._counter.reading(size):
+                bucket.download(version, file)
+            path = folder.publish(file, url, version)
+            self._counter.note_read(path)
+            return path
 
         with folder.alone(url):
-            path = folder.find(url, version) or self._in_folder(url, version.size_bytes, downloaded)
+            if path := folder.find(url, version) or self._in_folder(url, size, downloaded):
+                self._counter.note_hit(path, size)
         return path or self._without_folder(url, version, bucket)
 
     def _in_folder(self, url: str, size_bytes: int, make: Callable[[Path], Path]) -> Path | None:
@@ -189,7 +199,8 @@ class Cache:
             path = self._own().path() / DataUrl.of(url).key.rpartition("/")[2]
             path.parent.mkdir()
             try:
-                bucket.download(version, path)
+                with self._counter.reading(version.size_bytes):
+                    bucket.download(version, path)
             except BaseException:
                 shutil.rmtree(path.parent)
                 raise
@@ -247,10 +258,3 @@ def _relative(name: str) -> str:
         remedy = "Name the objects one by one with cached, or rename it"
         raise DataError(f"the key {shorten(name)}", found="no name of a file", remedy=remedy)
     return name
-
-
-def cache_root(settings: DataSettings) -> Path:
-    """The path of the cache folder."""
-    if settings.folder:
-        return Path(settings.folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hetero_airflow" / "data"

@@ -7,6 +7,8 @@
         url                where it is from
     pins/<digest>          a URL: it and all below it stay
     locks/<3 digits>       locked while an object whose digest begins so is downloaded
+    locks/counts           locked while `counts` is written
+    counts                 how often processes found data here, see `counting`
     evicting               locked while something is evicted, or looked up
     process-…/             of one process: what it downloads, and the list of what it uses
 
@@ -33,6 +35,7 @@ from hetero_airflow.model.data_url import digest_of
 from hetero_airflow.runtime.scratch_folder import LOCK, ScratchFolder
 
 PROCESS = "process-"
+OBJECTS, LOCKS = "objects", "locks"
 DATA, URL, USED = "data", "url", "used"
 TOUCH_S = 60.0
 """How exact the order of last use is."""
@@ -93,7 +96,7 @@ class CacheFolder:
             found = root.stat()
             if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise Unusable("it belongs to another user, or others may write there")
-            for name in ("objects", "pins", "locks"):
+            for name in (OBJECTS, "pins", LOCKS):
                 (root / name).mkdir(exist_ok=True)
             (root / "evicting").touch()
             self._process = ScratchFolder(PROCESS, root)
@@ -104,7 +107,7 @@ class CacheFolder:
     def find(self, url: str, version: ObjectVersion) -> Path | None:
         """The file with this content, which stays until this process ends; None if it is not here."""
         folder = self._at(url, version)
-        with _locked(self.root / "evicting", fcntl.LOCK_SH):
+        with locked(self.root / "evicting", fcntl.LOCK_SH):
             path = self._file_in(folder)
             if path is not None:
                 self._use(_entry_name(folder))
@@ -112,7 +115,7 @@ class CacheFolder:
 
     def newest(self, url: str) -> Path | None:
         """The file with the content that was downloaded last; None if no content is here."""
-        with _locked(self.root / "evicting", fcntl.LOCK_SH), contextlib.suppress(OSError):
+        with locked(self.root / "evicting", fcntl.LOCK_SH), contextlib.suppress(OSError):
             paths = filter(None, map(self._file_in, self._of(url).iterdir()))
             if path := max(paths, key=lambda path: path.stat().st_mtime, default=None):
                 self._use(_entry_name(path.parent.parent))
@@ -122,7 +125,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def alone(self, url: str) -> Iterator[None]:
         """While it is entered, no other process or thread downloads this object to this folder."""
-        with _locked(self.root / "locks" / digest_of(url)[:3], fcntl.LOCK_EX, WAIT_S):
+        with locked(self.root / LOCKS / digest_of(url)[:3], fcntl.LOCK_EX, WAIT_S):
             yield
 
     def new_file(self, url: str) -> Path:
@@ -179,18 +182,15 @@ class CacheFolder:
 
     def entries(self) -> Iterator[Entry]:
         """All that is cached."""
-        for folder in (self.root / "objects").glob("*/*/*"):
-            size = _VERSION.fullmatch(folder.name)
-            with contextlib.suppress(OSError):
-                if size:
-                    yield Entry(folder, int(size[1]), folder.stat().st_mtime)
+        for directory in (self.root / OBJECTS).glob("*/*"):
+            yield from entries_of(directory)
 
     def evict(self, entries: list[Entry]) -> int:
         """Remove those that no process has begun to use; the number of bytes that they had."""
         if not entries:
             return 0
         removed = []
-        with _locked(self.root / "evicting", fcntl.LOCK_EX) as is_alone:
+        with locked(self.root / "evicting", fcntl.LOCK_EX) as is_alone:
             used = self.used()
             for entry in entries:
                 if is_alone and entry.name not in used:
@@ -270,7 +270,17 @@ class CacheFolder:
 
     def _of(self, url: str) -> Path:
         digest = digest_of(url)
-        return self.root / "objects" / digest[:2] / digest
+        return self.root / OBJECTS / digest[:2] / digest
+
+
+def entries_of(directory: Path) -> Iterator[Entry]:
+    """The cached contents of the object that has this directory."""
+    with contextlib.suppress(OSError):
+        for folder in directory.iterdir():
+            size = _VERSION.fullmatch(folder.name)
+            with contextlib.suppress(OSError):
+                if size:
+                    yield Entry(folder, int(size[1]), folder.stat().st_mtime)
 
 
 def _entry_name(folder: Path) -> str:
@@ -295,7 +305,7 @@ def _is_locked(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, kind: int, timeout_s: float = 10.0) -> Iterator[bool]:
+def locked(path: Path, kind: int, timeout_s: float = 10.0) -> Iterator[bool]:
     """Hold a lock that ends with the process, and say so. False: it was held for too long, or there are no locks."""
     file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
