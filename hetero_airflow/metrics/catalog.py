@@ -84,6 +84,22 @@ METRICS: tuple[Metric, ...] = (
         "What the steps of tasks with a loader spent their time on: data (waiting for a batch), compute or save.",
         (*_MODEL, "spent_on"),
     ),
+    Metric(
+        "hetero_data_cache_hits_total",
+        "counter",
+        "Objects that processes found in the data cache of the worker's host; each once per process.",
+        ("worker",),
+    ),
+    Metric(
+        "hetero_data_cache_read_bytes_total", "counter", "Bytes that processes there read from stores.", ("worker",)
+    ),
+    Metric("hetero_data_cache_saved_bytes_total", "counter", "Bytes of the objects that they found.", ("worker",)),
+    Metric(
+        "hetero_data_cache_saved_seconds_total",
+        "counter",
+        "How long reading these would have taken, at the average speed of the host's reads.",
+        ("worker",),
+    ),
     Metric("hetero_wanted_workers", "gauge", "More workers that would let waiting requests start now.", ("type",)),
     Metric(
         "hetero_device_info",

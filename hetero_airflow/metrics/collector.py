@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from hetero_airflow import __version__
 from hetero_airflow.metrics.catalog import METRICS, Metric
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.host_data import CacheCounts
 from hetero_airflow.model.plan import TRANSIENT, ReasonCode
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
@@ -46,6 +47,14 @@ _READINGS = {
 }
 """Metric → field of `Telemetry`. A device without a reading has no time series; 0 would look like a reading."""
 
+_DATA_COUNTS = {
+    "hetero_data_cache_hits_total": "hits",
+    "hetero_data_cache_read_bytes_total": "read_bytes",
+    "hetero_data_cache_saved_bytes_total": "saved_bytes",
+    "hetero_data_cache_saved_seconds_total": "saved_s",
+}
+"""Metric → field of `CacheCounts`."""
+
 
 @dataclass(frozen=True, slots=True)
 class FleetFacts:
@@ -63,6 +72,8 @@ class FleetFacts:
     tallies: Sequence[Tally] = ()
     decided: Mapping[str, datetime] = field(default_factory=dict)
     """Scheduler → the end of its last cycle."""
+    data_counts: Mapping[str, CacheCounts] = field(default_factory=dict)
+    """Worker id → what was counted of its host's data cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,8 @@ def fleet_samples(facts: FleetFacts) -> Iterator[Sample]:
     yield Sample("hetero_oldest_request_wait_seconds", max(0.0, (facts.now - oldest).total_seconds()))
     yield from (Sample("hetero_wanted_workers", wanted.workers, (wanted.type,)) for wanted in facts.wanted.types)
     yield from counter_samples(facts.tallies, _models(snapshot))
+    for worker_id, counts in facts.data_counts.items():
+        yield from (Sample(metric, getattr(counts, name), (worker_id,)) for metric, name in _DATA_COUNTS.items())
 
 
 def device_samples(facts: FleetFacts) -> Iterator[Sample]:

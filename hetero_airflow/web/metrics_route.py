@@ -8,6 +8,7 @@ from hetero_airflow.agent.protocol import RefusalCode
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.metrics.access import is_token, metrics_token
 from hetero_airflow.metrics.collector import FleetFacts, exposition
+from hetero_airflow.model.host_data import CacheCounts
 from hetero_airflow.store.sql.queue import count_waiting_reasons
 from hetero_airflow.store.sql.tallies import read_tallies
 from hetero_airflow.store.sql.transaction import read_transaction
@@ -45,9 +46,15 @@ class MetricsRoute:
             datetime.now(UTC),
             tallies,
             self._fleet.store.last_decisions(),
+            self._data_counts(),
         )
         text, content_type = exposition(facts, request.headers.get("Accept", ""), per_device=devices)
         return Response(text, media_type=content_type)
+
+    def _data_counts(self) -> dict[str, CacheCounts]:
+        """Of the hosts where a task has used a data cache: the others would be series of zeros."""
+        counts = {worker_id: data.counts for worker_id, data in self._fleet.store.host_data().items()}
+        return {worker_id: counted for worker_id, counted in counts.items() if counted != CacheCounts()}
 
 
 def check_token(request: Request) -> None:

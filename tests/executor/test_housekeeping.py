@@ -2,9 +2,14 @@ import pytest
 from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger
 from airflow.observability import stats
 
+from hetero_airflow.checkpoints.object_version import ObjectVersion
 from hetero_airflow.executor.housekeeping import emit_demand
+from hetero_airflow.model.host_data import HostData, held_name
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.runtime.data.folder import CacheFolder
+from hetero_airflow.store.store import WorkerAlive
 from hetero_airflow.testing import a_pending, a_worker
+from tests.executor.conftest import Bench
 
 
 class Recorder:
@@ -23,6 +28,25 @@ def recorder():
     stats.initialize(factory=lambda: recorder, export_legacy_names=True)
     yield recorder
     stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
+
+
+def test_what_the_schedulers_host_holds_is_stored_and_reaches_the_policy(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HETERO__DATA_CACHE", str(tmp_path))
+    bench, url = Bench(worker=a_worker()), "s3://lake/train/a.csv"
+    bench.dispatcher.housekeeping.local_worker = a_worker()
+    bench.beat()
+    assert bench.store.host_data() == {"worker-a": HostData()}
+    folder = CacheFolder(tmp_path)
+    file = folder.new_file(url)
+    file.write_bytes(b"12345")
+    folder.publish(file, url, ObjectVersion("train/a.csv", "1", 5))
+    bench.beat(11, times=2)
+    held = dict.fromkeys(map(held_name, ("s3://lake/", "s3://lake/train/", url)), 5)
+    assert bench.store.host_data() == {"worker-a": HostData(held=held)}
+    assert bench.dispatcher.context.add_to(bench.store.snapshot()).held_data == {"worker-a": held}
+    bench.store.record([WorkerAlive("worker-a", data=HostData())], bench.clock.now())
+    bench.beat(11)
+    assert bench.store.host_data() == {"worker-a": HostData()}, "what has not changed is not written"
 
 
 def test_every_known_type_is_reported_each_time(recorder):

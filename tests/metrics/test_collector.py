@@ -10,6 +10,7 @@ from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.metrics.collector import FleetFacts, exposition
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.host_data import CacheCounts
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
@@ -72,6 +73,19 @@ def test_a_scrape_shows_the_fleet(fleet):
     assert seen["hetero_device_leasable", "worker-a", "GPU-1"] == 0
     assert seen["hetero_device_utilization_ratio", "worker-a", "GPU-0"] == 0.25
     assert ("hetero_device_temperature_celsius", "worker-a", "GPU-0") not in seen, "no reading is no value"
+
+
+def test_what_the_caches_of_hosts_have_saved_is_shown_by_worker(fleet):
+    counts = CacheCounts(hits=3, misses=1, read_bytes=100, read_s=2, saved_bytes=300, saved_s=6.5)
+    seen = values(facts(fleet, data_counts={"worker-a": counts}), per_device=False)
+    shown = {name: value for (name, *_), value in seen.items() if name.startswith("hetero_data_cache_")}
+    assert shown == {
+        "hetero_data_cache_hits_total": 3,
+        "hetero_data_cache_read_bytes_total": 100,
+        "hetero_data_cache_saved_bytes_total": 300,
+        "hetero_data_cache_saved_seconds_total": 6.5,
+    }
+    assert not [name for name, *_ in values(facts(fleet)) if name.startswith("hetero_data_cache_")]
 
 
 def test_the_last_decision_is_that_of_the_scheduler_which_decided_last(fleet):
