@@ -53,6 +53,7 @@ def submit(templates, id_, dag_id="dag", context=CONTEXT, **arguments):
         {"device": ("gpu", {"device": "cpu:{{ params.n * 4 }}"}), "labels": {"day": "{{ ds | replace('-', '') }}"}},
         {"device": "gpu", "labels": {"month": "{{ logical_date.strftime('%m') }}", "run": "{{ dag_run.run_id }}"}},
         {"device": "{{ ['gpu', 'npu'] | join(',') if not params else 'gpu' | upper | lower }}", "priority": "high"},
+        {"device": "gpu", "data": ["s3://lake/day={{ ds }}/", "s3://lake/labels.csv"]},
         {"device": "{% if dag_run.conf.kind %}gpu:{{ range(5) | sum }}{% else %}cpu{% endif %}"},
     ],
 )

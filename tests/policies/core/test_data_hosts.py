@@ -12,6 +12,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker, snapshots
+from tests.policies.every_policy import make, rows
 
 TRAIN, LABELS = "s3://lake/train/", "s3://lake/labels.csv"
 GIB = 2**30
@@ -49,6 +50,13 @@ def test_a_request_gets_the_host_that_has_most_of_its_data():
     assert chosen(labels, b=(GIB, 0), c=(0, 10)) == {"labels": "c"}
     assert chosen(a_pending("none", "gpu:2"), c=(GIB, 10)) == {"none": "a"}
     assert chosen(both, unknown=(GIB, 10)) == {"both": "a"}
+
+
+@rows
+def test_every_policy_prefers_the_warm_host(name):
+    queue = [a_pending(f"r{number}", "gpu:2", at_s=number, data=TRAIN) for number in range(2)]
+    plan = make(name).decide(snapshot(*queue, c=(GIB, 0)), EPOCH)
+    assert [(place.request_id, place.worker_id) for place in plan.decisions] == [("r0", "c"), ("r1", "a")]
 
 
 def test_an_object_in_a_requested_folder_counts_once():
