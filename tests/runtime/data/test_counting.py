@@ -45,7 +45,7 @@ def test_each_content_counts_once_per_process_and_not_if_the_process_has_read_it
     assert second.saved_s == pytest.approx(first.read_s)
 
 
-def test_an_object_that_does_not_fit_is_read_again(bucket, use, tmp_path, monkeypatch):
+def test_without_a_cache_folder_nothing_is_kept(bucket, use, tmp_path):
     url = bucket.put("a", b"12345")
     use(folder="/dev/null/no")
     data.cached(url)
