@@ -174,6 +174,13 @@ OPTIONS: tuple[Option, ...] = (
         "Empty: half of what its disk has free for it.",
     ),
     Option(
+        "data_ahead",
+        "yes",
+        "string",
+        "While a device task runs, a process at the lowest priority reads the data of the device tasks that directly "
+        "follow (data=) into its host's cache, up to a quarter of what that may hold. no: a task reads only its own.",
+    ),
+    Option(
         "grace_s",
         "60",
         "float",

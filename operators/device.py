@@ -17,6 +17,7 @@ from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
+from hetero_airflow.operators.data_ahead import data_read_ahead
 from hetero_airflow.operators.outlets import with_published
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
 from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
@@ -98,8 +99,8 @@ class DeviceOperator(BaseOperator):
     def _run_with_lease(self, context: Context, work: Callable[[], Any]) -> Any:
         has_lease = LEASE_VARIABLE in os.environ or read_lease(getattr(context["ti"], "context_carrier", None))
         if has_lease or not is_local_run():
-            bound = self._lease_bound(context)
-            with bound, rescheduled_if_preempted(self.log), requeued_by_rules(context, self.log):
+            bound, handled = self._lease_bound(context), requeued_by_rules(context, self.log)
+            with bound, rescheduled_if_preempted(self.log), handled, data_read_ahead(self):
                 return work()
         from hetero_airflow.operators.local_run import run_on_local_devices
 

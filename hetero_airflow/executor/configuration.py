@@ -162,6 +162,8 @@ class Configuration:
     )
     hang_timeout_s: float = field(default=900.0, metadata=_read_by(_positive, "hang_timeout_s"))
     """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
+    data_ahead: bool = field(default=True, metadata=_read_by(_yes_or_no, "data_ahead"))
+    """Only tasks use it."""
 
 
 def read_configuration() -> Configuration:

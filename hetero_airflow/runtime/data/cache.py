@@ -43,6 +43,9 @@ class Published(TypedDict):
 AT_ONCE = 16
 """Objects that are downloaded at once, of one process."""
 
+_AHEAD_AT_ONCE = 4
+"""Of those that are read ahead."""
+
 _ATTEMPTS = 3
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -102,6 +105,38 @@ class Cache:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path)
         return root
+
+    def read_ahead(self, urls: Iterable[str]) -> tuple[int, int]:
+        """Read what is not in the folder yet, in order, up to a quarter of what it may hold.
+
+        :return: the number of objects that were read, and their bytes
+        """
+        folder = self._folder
+        if folder is None:
+            return 0, 0
+        room = limit = folder.limit(0, shutil.disk_usage(folder.root).free) // 4
+        missing = []
+        for location, version in self._versions(urls):
+            if folder.find(location.url, version) is None:
+                if version.size_bytes > room:
+                    break
+                missing.append(location)
+                room -= version.size_bytes
+        for first in range(0, len(missing), _AHEAD_AT_ONCE):
+            self._each(lambda location: self.file(location.url, "run"), missing[first : first + _AHEAD_AT_ONCE])
+        return len(missing), limit - room
+
+    def _versions(self, urls: Iterable[str]) -> Iterator[tuple[DataUrl, ObjectVersion]]:
+        """What is at these URLs now, and below those that are folders."""
+        for location in map(DataUrl.of, urls):
+            bucket = self._bucket(location)
+            with _named(location, "list"):
+                if location.is_folder:
+                    found = [version for version in bucket.folder(location.key.rstrip("/")) if version.key[-1] != "/"]
+                else:
+                    found = [version] if (version := bucket.version(location.key)) else []
+            for version in found:
+                yield DataUrl(location.scheme, location.bucket, version.key), version
 
     def publish(self, source: Path, url: str) -> Published:
         """See `publish`. A copy is uploaded, since the file can change meanwhile and what is cached must not."""
