@@ -77,6 +77,10 @@ class DataHosts:
 
 
 def _held_names(urls: Sequence[str]) -> list[str]:
-    """The names of the objects and folders, without those in another of the folders: their bytes count once."""
-    folders = [url for url in urls if url.endswith("/")]
-    return [held_name(url) for url in urls if not any(url != folder and url.startswith(folder) for folder in folders)]
+    """The names of the objects and folders, without those in another of the folders: their bytes count once.
+
+    Nobody here knows whether a URL without a slash at its end is an object or a folder, so it has both names.
+    """
+    folders = {f"{url.rstrip('/')}/" for url in urls}
+    outer = [folder for folder in folders if not any(folder != other and folder.startswith(other) for other in folders)]
+    return [held_name(name) for folder in sorted(outer) for name in (folder, folder[:-1])]

@@ -131,10 +131,10 @@ class Cache:
         for location in map(DataUrl.of, urls):
             bucket = self._bucket(location)
             with _named(location, "list"):
-                if location.is_folder:
-                    found = [version for version in bucket.folder(location.key.rstrip("/")) if version.key[-1] != "/"]
+                if not location.is_folder and (version := bucket.version(location.key)):
+                    found = [version]
                 else:
-                    found = [version] if (version := bucket.version(location.key)) else []
+                    found = [version for version in bucket.folder(location.key.rstrip("/")) if version.key[-1] != "/"]
             for version in found:
                 yield DataUrl(location.scheme, location.bucket, version.key), version
 

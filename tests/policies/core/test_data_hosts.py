@@ -78,6 +78,11 @@ def test_a_better_placement_is_better_without_the_data():
     assert places(Snapshot(1, workers, {}, (pending,), held_data=held(**{other: (GIB, 0)})))["r"].worker_id == without
 
 
+def test_a_folder_needs_no_slash_at_its_end():
+    placed = places(snapshot(a_pending("r", "gpu:2", data=TRAIN.rstrip("/")), b=(GIB, 0)))["r"]
+    assert placed.worker_id == "b"
+
+
 def test_a_preferred_alternative_stays_preferred():
     workers = (host("a", a_device("a-0")), host("b", a_device("b-0", "h100-sxm5-80gb", "80GiB")))
     pending = a_pending("r", ["h100", "a100"], data=TRAIN)

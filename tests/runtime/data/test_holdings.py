@@ -71,7 +71,8 @@ def test_it_follows_what_comes_and_goes(folder):
     assert seen.look() == HostData()
 
 
-def test_of_many_those_that_were_used_last_are_reported(folder):
+def test_of_many_those_that_were_used_last_are_reported(folder, monkeypatch):
+    monkeypatch.setattr(holdings, "LOOKED_AT", 10 * MAX_HELD)
     for number in range(MAX_HELD + 20):
         put(folder, f"s3://lake/{number % 2}/{number}", 1, used=number + 1)
     held = Holdings(folder.root).look().held

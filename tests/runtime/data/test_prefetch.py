@@ -39,10 +39,11 @@ def begin(use):
 def test_objects_and_folders_are_in_the_cache_when_the_next_task_asks(bucket, settings, begin):
     urls = [bucket.put(f"train/{number}", os.urandom(10)) for number in range(9)]
     table = bucket.put("table.csv", b"a,b")
-    reader = begin(f"{bucket.url}/train/", table)
-    assert reader.stdout.read() == "For the next tasks, 10 objects (93B) were read ahead\n"
+    others = [bucket.put(f"others/{number}", b"a") for number in range(2)]
+    reader = begin(f"{bucket.url}/train/", table, f"{bucket.url}/others")
+    assert reader.stdout.read() == "For the next tasks, 12 objects (95B) were read ahead\n"
     assert reader.wait(PATIENCE_S) == 0
-    for url in [*urls, table]:
+    for url in [*urls, table, *others]:
         assert data.cached(url, revalidate="never").is_relative_to(settings["folder"])
 
 
