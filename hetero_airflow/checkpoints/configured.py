@@ -57,13 +57,14 @@ class CheckpointOptions:
 def checkpoint_options() -> CheckpointOptions:
     """The options as configured on this host. Endpoints are checked when a store is opened.
 
-    A local run has a folder of its own, so that it never touches the checkpoints of a scheduler's run.
+    A local run has a folder of its own, so that it never touches the checkpoints of a scheduler's run. The connection
+    and the endpoints count there for its data.
 
     :raises SettingsError: the URL can't be read
     """
-    if is_local_run():
-        return CheckpointOptions(local_checkpoint_url())
     endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
+    if is_local_run():
+        return CheckpointOptions(local_checkpoint_url(), _text("checkpoint_conn_id"), endpoints)
     configured = _text("checkpoint_url")
     url = configured or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()
     split_url(url)

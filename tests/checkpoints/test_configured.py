@@ -48,6 +48,17 @@ def test_the_options_are_taken_as_they_are_written(configured):
     )
 
 
+def test_a_local_run_reads_data_with_the_connection_and_writes_checkpoints_into_a_folder_of_its_own(
+    configured, monkeypatch
+):
+    monkeypatch.setattr(configured_module, "is_local_run", lambda: True)
+    monkeypatch.setattr(configured_module, "local_checkpoint_url", lambda: "file:///local_runs")
+    options = configured(
+        checkpoint_url="s3://models", checkpoint_conn_id="models", checkpoint_endpoints="http://127.0.0.1:5000"
+    )
+    assert options == CheckpointOptions("file:///local_runs", "models", ("http://127.0.0.1:5000",))
+
+
 @pytest.mark.parametrize("url", ["/srv/models", "s3://key:secret@models", "s3://models?x=1", "file:///a/../b"])
 def test_a_url_that_cant_be_read_is_refused_without_its_password(configured, url):
     with pytest.raises(SettingsError, match="checkpoint_url") as caught:
