@@ -9,12 +9,18 @@ import demo
 import pytest
 from local_airflow import LocalAirflow
 
+from tests.checkpoints.conftest import s3_server
+from tests.s3_lake import lake_settings
+
+__all__ = ["s3_server"]
+
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 CONFS = {
     "alternatives": {},
     "bash_on_device": {},
     "mapped": {},
     "retrain_digits": {},
+    "retrain_from_store": {"upload_digits": True},
     "shares": {},
     "templated": {"device": "ascend/910b:2", "priority": "high"},
     "train_resumable": {},
@@ -24,13 +30,16 @@ AT_A_TIME = (
     ("mapped",),
     ("bash_on_device", "shares", "templated"),
     ("retrain_digits", "train_resumable"),
+    ("retrain_from_store",),
 )
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory):
+def airflow(tmp_path_factory, s3_server):
     home = tmp_path_factory.mktemp("airflow")
     settings = {
+        **lake_settings(s3_server, "examples"),
+        "AIRFLOW__HETERO__DATA_CACHE": f"{home}/cache",
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
     }
@@ -123,6 +132,25 @@ def test_the_retrained_model_is_good_and_published_with_a_card(airflow, runs):
 def test_the_evaluation_takes_a_checkpoint_while_training_goes_on(airflow, runs):
     text = airflow.xcom("train_resumable", runs["train_resumable"], "report")
     assert re.fullmatch(r"Accuracy after 300 steps: 9.*; after step \d+: .*% of the unseen images\.", text)
+
+
+def test_new_data_start_a_training_whose_model_is_published_while_it_goes_on(airflow, runs):
+    """It starts at an event of the asset, as a task that writes the data creates it. Nothing is uploaded."""
+    assets = {asset["uri"]: asset["id"] for asset in airflow.api("GET", "/assets?limit=100")["assets"]}
+    airflow.api("POST", "/assets/events", json={"asset_id": assets["s3://examples/digits/training"], "extra": {}})
+
+    def asset_run():
+        runs = airflow.api("GET", "/dags/retrain_from_store/dagRuns")["dag_runs"]
+        return next((run["dag_run_id"] for run in runs if run["run_type"] == "asset_triggered"), None)
+
+    run_id = airflow.wait_until(asset_run, "a run of the asset")
+    assert airflow.wait_for_run("retrain_from_store", run_id) == "success"
+    published = airflow.xcom("retrain_from_store", run_id, "publish")
+    assert published["accuracy"] == airflow.xcom("retrain_from_store", run_id, "evaluate") > 0.85
+    source = {"source_dag_id": "retrain_from_store", "source_run_id": run_id}
+    (event,) = airflow.api("GET", "/assets/events", params=source)["asset_events"]
+    assert {name: event["extra"][name] for name in ("etag", "sha256")} == {n: published[n] for n in ("etag", "sha256")}
+    assert list((airflow.home / "cache" / "objects").glob("*/*/*/data/0.npy"))
 
 
 def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints.conftest import s3_server
 from tests.migrated_database import copy_migrated_database
+from tests.s3_lake import lake_settings
+
+__all__ = ["s3_server"]
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING = ["retrain_digits", "train_resumable"]
+TRAINING = ["retrain_digits", "retrain_from_store", "train_resumable"]
 """Examples that import torch in each of their tasks; `make system` runs them."""
 QUICK = sorted({path.stem for path in (ROOT / "dags").glob("*.py")} - set(TRAINING))
 RUN_ALL = """
@@ -21,6 +25,7 @@ from airflow.dag_processing.dagbag import DagBag
 
 CONFS = {
     "retrain_digits": {"epochs": 1, "accuracy_threshold": 0.1},
+    "retrain_from_store": {"steps": 200, "upload_digits": True},
     "train_resumable": {"steps": 100, "seconds_per_step": 0},
 }
 for dag_id, dag in DagBag(sys.argv[1]).dags.items():
@@ -41,12 +46,12 @@ def test_the_dags_of_the_examples_the_readme_and_the_tutorial_run(tmp_path):
 
 
 @pytest.mark.system
-def test_the_examples_that_train_run(tmp_path):
-    states, output = run_all(tmp_path, TRAINING)
+def test_the_examples_that_train_run(tmp_path, s3_server):
+    states, output = run_all(tmp_path, TRAINING, lake_settings(s3_server, "local-runs"))
     assert states == dict.fromkeys(TRAINING, "success"), output
 
 
-def run_all(tmp_path, examples):
+def run_all(tmp_path, examples, settings=()):
     """DAG id → state of its `dag.test()`, and the output of all."""
     folder = tmp_path / "dags"
     folder.mkdir(exist_ok=True)
@@ -57,8 +62,10 @@ def run_all(tmp_path, examples):
         "AIRFLOW_HOME": str(tmp_path / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+        "AIRFLOW__HETERO__DATA_CACHE": str(tmp_path / "data"),
         "TMPDIR": str(tmp_path),
         "HETERO_AIRFLOW_SIMULATED_DEVICES": "nvidia/h100-80gb:2,ascend/910b:2",
+        **dict(settings),
     }
     (tmp_path / "home").mkdir()
     copy_migrated_database(tmp_path / "home" / "airflow.db")

@@ -9,10 +9,11 @@ from tests.system.conftest import HERE
 EXAMPLES = HERE.parents[1] / "dags"
 
 
-def with_example(folder: Path, name: str, beside: Path = HERE / "fleet_dags") -> Path:
-    """A folder with the fleet's DAG files, or other ones, and an unchanged example DAG of the project."""
+def with_example(folder: Path, *names: str, beside: Path = HERE / "fleet_dags") -> Path:
+    """A folder with the fleet's DAG files, or other ones, and unchanged example DAGs of the project."""
     shutil.copytree(beside, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(EXAMPLES / name, folder)
+    for name in names:
+        shutil.copy(EXAMPLES / name, folder)
     return folder
 
 

@@ -13,11 +13,15 @@ from sqlalchemy import NullPool, create_engine, text
 import hetero_airflow
 from tests import lease_audit
 from tests.celery_fleet import running_fleet
+from tests.checkpoints.conftest import s3_server
+from tests.s3_lake import lake_settings
 from tests.system.conftest import QUICK
 from tests.system.fleet_contract import WORKERS, FleetContract
-from tests.system.fleet_runs import finish, leases, notes, start_training, tries, with_example
+from tests.system.fleet_runs import finish, leases, notes, run, start_training, tries, with_example
 from tests.system.overlaps import overlaps
 from tests.system.scheduler_jobs import owned_tasks
+
+__all__ = ["s3_server"]
 
 # As short as the other times of `QUICK`, but longer than a message waits at most.
 SETTINGS = {
@@ -31,10 +35,11 @@ MOST_RUNS = 12
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory, make_postgres_database):
+def fleet(tmp_path_factory, make_postgres_database, s3_server):
     home = tmp_path_factory.mktemp("fleet")
-    dags = with_example(home / "dags", "retrain_digits.py")
-    with running_fleet(home, dags, make_postgres_database(), WORKERS, SETTINGS) as fleet:
+    dags = with_example(home / "dags", "retrain_digits.py", "retrain_from_store.py")
+    settings = {**SETTINGS, **lake_settings(s3_server, "fleet"), "AIRFLOW__HETERO__DATA_CACHE": f"{home}/cache"}
+    with running_fleet(home, dags, make_postgres_database(), WORKERS, settings) as fleet:
         fleet.add_plain("w0")
         yield fleet
 
@@ -101,6 +106,14 @@ class TestCelery(FleetContract):
         assert {use["worker"] for use in uses} == {"w1", "w2"}
         assert overlaps(uses) == []
         assert lease_audit.overlaps(engine) == []
+
+    def test_workers_train_evaluate_and_publish_with_data_of_an_object_store(self, fleet):
+        run_id = run(fleet, "retrain_from_store", {"upload_digits": True}, timeout_s=240)
+        published = fleet.airflow.xcom("retrain_from_store", run_id, "publish")
+        assert published["accuracy"] == fleet.airflow.xcom("retrain_from_store", run_id, "evaluate") > 0.85
+        source = {"source_dag_id": "retrain_from_store", "source_run_id": run_id}
+        (event,) = fleet.airflow.api("GET", "/assets/events", params=source)["asset_events"]
+        assert event["extra"]["sha256"] == published["sha256"]
 
     def test_redis_that_is_away_loses_nothing(self, fleet):
         run_id = start_training(fleet, "brokerless")
