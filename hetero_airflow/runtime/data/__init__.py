@@ -8,6 +8,8 @@ In a task::
     images = ImageFolder(data.cached_tree("gs://lake/images"))
     with data.open_cached("az://lake/words.txt") as file:
         words = file.read()
+    for images in data.shards("s3://lake/images"):  # .npy objects
+        ...
     data.publish("model.pt", "s3://lake/model.pt")
 
 A content of an object never changes: it is stored under its ETag. So processes need no lock to read the same file,
@@ -22,9 +24,10 @@ from typing import BinaryIO
 
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.runtime.data.cache import Cache, Published, Revalidate
+from hetero_airflow.runtime.data.shards import Shards
 from hetero_airflow.settings import DATA_VARIABLE
 
-__all__ = ["cached", "cached_all", "cached_tree", "open_cached", "publish", "published"]
+__all__ = ["cached", "cached_all", "cached_tree", "open_cached", "publish", "published", "shards"]
 
 _caches: dict[int, Cache] = {}
 published: dict[str, Published] = {}
@@ -60,6 +63,22 @@ def cached_tree(url: str) -> Path:
 def open_cached(url: str, revalidate: Revalidate = "run") -> BinaryIO:
     """`cached`, opened for reading."""
     return cached(url, revalidate).open("rb")
+
+
+def shards(source: str | Iterable[str], ahead: int = 1) -> Shards:
+    """The contents of many objects, mapped into memory, while the ones that come next are read in the background.
+
+    A sequence: ``for shard in shards`` begins with the first one, ``shards[7]`` and ``shards[7:]`` read none before. A
+    ``.npy`` object is a `numpy.memmap`, a ``.safetensors`` object a dict of names and torch's tensors. They are views
+    of the kernel's page cache, and what is written to them changes no file. Objects whose names end with ``.npy.zst``
+    or ``.safetensors.zst`` are decompressed once per host.
+
+    :param source: URLs, or the URL of a folder: all objects below it, in the order of their keys
+    :param ahead: how many shards are read ahead
+    :raises DataError: an unknown suffix, or nothing is there; when a shard is taken: it can't be read, or is damaged
+    """
+    urls = _cache().urls(source) if isinstance(source, str) else list(source)
+    return Shards(urls, ahead, _cache)
 
 
 def publish(file: str | os.PathLike[str], url: str) -> Published:

@@ -8,7 +8,8 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, get_args
 
@@ -17,8 +18,9 @@ from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersi
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.errors import CheckpointStoreUnavailable, DataError, shorten
-from hetero_airflow.model.data_url import DataUrl
+from hetero_airflow.model.data_url import DataUrl, digest_of
 from hetero_airflow.registry import load
+from hetero_airflow.runtime.data import zstd
 from hetero_airflow.runtime.data.bucket import Bucket
 from hetero_airflow.runtime.data.counting import CacheCounter
 from hetero_airflow.runtime.data.folder import CacheFolder, Unusable
@@ -47,6 +49,9 @@ _AHEAD_AT_ONCE = 4
 """Of those that are read ahead."""
 
 _ATTEMPTS = 3
+_USUAL_RATIO = 5
+"""How many times larger than a compressed object its content may be; so much is evicted where the disk is full."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -78,7 +83,25 @@ class Cache:
             self._counter.note_hit(path, path.stat().st_size)
             return path
         with _named(location):
-            return self._current(location, is_fresh=revalidate == "always")
+            return self._current(location, self._content, is_fresh=revalidate == "always")
+
+    def unpacked(self, url: str) -> Path:
+        """A file with the content of an object, which is decompressed once per host if its name ends with ``.zst``."""
+        location = _object_at(url, "Pass a list of URLs, or the folder alone")
+        with _named(location):
+            return self._current(location, self._unpacked if url.endswith(zstd.SUFFIX) else self._content)
+
+    def begin(self, read: Callable[[T], Path], item: T) -> Future[Path]:
+        """Call it in a thread of the cache."""
+        return self._threads.submit(read, item)
+
+    def urls(self, url: str) -> list[str]:
+        """The URLs of all objects below a folder, in order.
+
+        :raises DataError: nothing is there, or the store does not answer
+        """
+        location = DataUrl.of(url)
+        return [DataUrl(location.scheme, location.bucket, version.key).url for version in self._listed(location)]
 
     def files(self, urls: Iterable[str], revalidate: Revalidate) -> list[Path]:
         """See `cached_all`."""
@@ -89,17 +112,12 @@ class Cache:
     def tree(self, url: str) -> Path:
         """See `cached_tree`."""
         location = DataUrl.of(url)
-        prefix = f"{location.key.rstrip('/')}/".lstrip("/")
-        with _named(location, "list"):
-            listed = self._bucket(location).folder(prefix.rstrip("/"))
-            versions = [version for version in listed if not version.key.endswith("/")]
+        prefix, versions = _prefix(location), self._listed(location)
         with _named(location):
-            if not versions:
-                raise _missing(location)
             names = {version.key: _relative(version.key.removeprefix(prefix)) for version in versions}
             root = self._own().path()
             items = [DataUrl(location.scheme, location.bucket, version.key) for version in versions]
-            paths = self._each(self._current, items)
+            paths = self._each(lambda item: self._current(item, self._content), items)
             for version, path in zip(versions, paths, strict=True):
                 link = root / names[version.key]
                 link.parent.mkdir(parents=True, exist_ok=True)
@@ -161,8 +179,16 @@ class Cache:
                 if self._folder and copy:
                     self._folder.discard(copy)
 
+    def _listed(self, location: DataUrl) -> list[ObjectVersion]:
+        with _named(location, "list"):
+            listed = self._bucket(location).folder(_prefix(location).rstrip("/"))
+            versions = [version for version in listed if not version.key.endswith("/")]
+        if not versions:
+            raise _missing(location)
+        return versions
+
     def _each(self, read: Callable[[T], Path], items: Sequence[T]) -> list[Path]:
-        futures = [self._threads.submit(read, item) for item in items]
+        futures = [self.begin(read, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -172,14 +198,20 @@ class Cache:
         finally:
             self._counter.write()
 
-    def _current(self, location: DataUrl, *, is_fresh: bool = False) -> Path:
+    def _current(
+        self,
+        location: DataUrl,
+        store: Callable[[str, ObjectVersion, Bucket], Path],
+        *,
+        is_fresh: bool = False,
+    ) -> Path:
         bucket = self._bucket(location)
         for _ in range(_ATTEMPTS):
             version = bucket.version(location.key, is_fresh=is_fresh)
             if version is None:
                 raise _missing(location)
             try:
-                return self._content(location.url, version, bucket)
+                return store(location.url, version, bucket)
             except ObjectChanged:
                 is_fresh = True
         raise DataError(
@@ -189,24 +221,79 @@ class Cache:
         )
 
     def _content(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
-        if self._folder is None:
-            return self._without_folder(url, version, bucket)
-        folder, size = self._folder, version.size_bytes
-        if path := folder.find(url, version):
-            self._counter.note_hit(path, size)
+        def write(file: Path) -> ObjectVersion:
+            with self._counter.reading(version.size_bytes):
+                bucket.download(version, file)
+            return version
+
+        def find(folder: CacheFolder) -> Path | None:
+            return folder.find(url, version)
+
+        return self._stored(url, version, version.size_bytes, find, write)
+
+    def _unpacked(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
+        """The decompressed content; its URL is one below the object's, so that a pin of the object keeps it."""
+        name = url.rpartition("/")[2].removesuffix(zstd.SUFFIX) or "object"
+        own = f"{url}/{digest_of(version.etag)[:16]}/{name}"
+
+        def write(file: Path) -> ObjectVersion:
+            kept = self._folder.find(url, version) if self._folder else None
+            compressed = kept or file.with_name(f"{file.name}~")
+            try:
+                if kept is None:
+                    with self._counter.reading(version.size_bytes):
+                        bucket.download(version, compressed)
+                zstd.decompress(compressed, file, self._most_bytes(file))
+            except ModuleNotFoundError:
+                remedy = "Install hetero-airflow[zstd] on the workers"
+                raise DataError(f"to decompress {shorten(url)}", found="no package zstandard", remedy=remedy) from None
+            except zstd.BadZstd as error:
+                remedy = "Write it again, or see data_cache_size if it is too large"
+                raise DataError(f"to decompress {shorten(url)}", found=str(error), remedy=remedy) from error
+            finally:
+                if kept is None:
+                    compressed.unlink(missing_ok=True)
+            return replace(version, size_bytes=file.stat().st_size)
+
+        room = version.size_bytes * _USUAL_RATIO
+        return self._stored(own, version, room, lambda folder: folder.newest(own), write)
+
+    def _stored(
+        self,
+        url: str,
+        version: ObjectVersion,
+        room_bytes: int,
+        find: Callable[[CacheFolder], Path | None],
+        write: Callable[[Path], ObjectVersion],
+    ) -> Path:
+        """The file that `find` finds in the cache, or a new one.
+
+        :param url: under which a new one is known
+        :param room_bytes: how much is evicted for it where the disk is full
+        :param write: writes the new one, and returns the ETag and size under which it is kept
+        """
+        if (folder := self._folder) is None:
+            return self._without_folder(url, version, write)
+        if path := find(folder):
+            self._counter.note_hit(path, version.size_bytes)
             return path
 
-        def downloaded(file: Path) -> Path:
-            with self._counter.reading(size):
-                bucket.download(version, file)
-            path = folder.publish(file, url, version)
+        def made(file: Path) -> Path:
+            path = folder.publish(file, url, write(file))
             self._counter.note_read(path)
             return path
 
         with folder.alone(url):
-            if path := folder.find(url, version) or self._in_folder(url, size, downloaded):
-                self._counter.note_hit(path, size)
-        return path or self._without_folder(url, version, bucket)
+            if path := find(folder) or self._in_folder(url, room_bytes, made):
+                self._counter.note_hit(path, version.size_bytes)
+        return path or self._without_folder(url, version, write)
+
+    def _most_bytes(self, file: Path) -> int:
+        """How much a new file may hold: not more than the cache, or than half of what is free where there is none."""
+        free = shutil.disk_usage(file.parent).free
+        if self._folder is None or not file.is_relative_to(self._folder.root):
+            return free // 2
+        return self._folder.limit(sum(entry.size_bytes for entry in self._folder.entries()), free)
 
     def _in_folder(self, url: str, size_bytes: int, make: Callable[[Path], Path]) -> Path | None:
         """What `make` returns for a new file of the folder; None if there is no folder, or no room in it."""
@@ -227,15 +314,14 @@ class Cache:
                 folder.make_room(size_bytes)
         return None
 
-    def _without_folder(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
+    def _without_folder(self, url: str, version: ObjectVersion, write: Callable[[Path], ObjectVersion]) -> Path:
         with self._lock:
             path = self._outside.get((url, version.etag))
         if path is None:
             path = self._own().path() / DataUrl.of(url).key.rpartition("/")[2]
             path.parent.mkdir()
             try:
-                with self._counter.reading(version.size_bytes):
-                    bucket.download(version, path)
+                write(path)
             except BaseException:
                 shutil.rmtree(path.parent)
                 raise
@@ -285,6 +371,11 @@ def _object_at(url: str, remedy: str) -> DataUrl:
 def _missing(location: DataUrl) -> DataError:
     remedy = "Look at the URL, and whether the identity of the task may list there"
     return DataError(f"to read {shorten(location.url)}", found="nothing there", remedy=remedy)
+
+
+def _prefix(location: DataUrl) -> str:
+    """How the keys of a folder begin."""
+    return f"{location.key.rstrip('/')}/".lstrip("/")
 
 
 def _relative(name: str) -> str:
