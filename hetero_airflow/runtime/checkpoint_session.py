@@ -24,10 +24,11 @@ from hetero_airflow.checkpoints.index import CheckpointEntry
 from hetero_airflow.checkpoints.keys import check_file
 from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index
 from hetero_airflow.checkpoints.manifest import check_metrics
-from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.checkpoints.opening import open_store, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.clock import Clock
+from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.contract.notice import Stopped, has_notice, read_notice
 from hetero_airflow.contract.task_lease import current_lease, lease_grant
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
@@ -38,7 +39,7 @@ from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
 from hetero_airflow.runtime.step_times import StepTimes
-from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE, LEASE_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +332,8 @@ class CheckpointSession:
 def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint:
     """Load the checkpoint that the sensor found; see `checkpoint.open_published`.
 
-    :param own_place: the place of this task, whose endpoint and credentials are used for the other task's place too
+    :param own_place: the place of this task, whose endpoint is used for the other task's place, too; if that is another
+        kind of store, the endpoint for data counts
     """
     try:
         url, path, key, digest = (str(found[name]) for name in ("url", "path", "key", "digest"))
@@ -342,6 +344,11 @@ def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Chec
             remedy="Pass the value that the sensor returned",
         ) from None
     place = own_place.model_copy(update={"url": url, "path": path})
+    scheme = split_url(url).scheme
+    if scheme != split_url(own_place.url).scheme:
+        settings = DataSettings.of(os.environ.get(DATA_VARIABLE))
+        fields = {"endpoint": settings.own_endpoints.get(scheme), "endpoints": settings.endpoints}
+        place = place.model_copy(update=fields)
     store = open_store(place)
     index = read_index(store, path)
     entries = () if index is None else index.entries

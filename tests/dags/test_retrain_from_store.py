@@ -42,14 +42,16 @@ def dag_file(monkeypatch, bucket, use, s3_server):
 
 
 @pytest.fixture
-def candidate(dag_file):
-    """What the DAG's sensor finds after a training."""
+def candidate(dag_file, monkeypatch, tmp_path):
+    """What the DAG's sensor finds after a training. The other tasks have the place that is configured, a folder."""
     dag_file.train.function(PARAMS)
     place = dag_file.checkpoint.session().place
     sensor = dag_file.retrain_from_store().get_task("candidate")
     assert (sensor.of_task, sensor.url) == ("train", place.url)
     index = read_index(open_store(place), place.path)
     entry = CheckpointCondition(**sensor.condition).met_in(index, EPOCH)
+    own = CheckpointPlace(url=(tmp_path / "checkpoints").as_uri(), path="dag/evaluate/run/-1", token=2)
+    monkeypatch.setenv(CHECKPOINT_VARIABLE, own.model_dump_json())
     return PublishedCheckpoint(place.url, place.path, index).announcement(entry)
 
 

@@ -2,9 +2,11 @@ import pytest
 
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.loading import read_index
-from hetero_airflow.errors import InvalidCheckpoint
-from hetero_airflow.runtime import checkpoint
+from hetero_airflow.contract.data_settings import DataSettings
+from hetero_airflow.errors import InvalidCheckpoint, SettingsError
+from hetero_airflow.runtime import checkpoint, checkpoint_session
 from hetero_airflow.runtime.checkpoint_session import read_published
+from hetero_airflow.settings import DATA_VARIABLE
 
 
 def published_entry(place, store_folder, step):
@@ -40,6 +42,21 @@ def test_a_name_outside_of_the_store_is_refused(begin, place, tmp_path, change):
     saved(begin, 1)
     with pytest.raises(ValueError, match="found"):
         read_published(place, published_entry(place, tmp_path / "store", 1) | change)
+
+
+def test_another_kind_of_store_is_asked_at_the_endpoint_of_the_connection(place, monkeypatch):
+    minio = "https://minio.example:9000"
+    monkeypatch.setenv(DATA_VARIABLE, DataSettings(own_endpoints={"s3": minio}, endpoints=(minio,)).model_dump_json())
+    opened = []
+
+    def refuse(place):
+        opened.append((place.url, place.endpoint, place.endpoints))
+        raise SettingsError("the store", found="enough", remedy="End here")
+
+    monkeypatch.setattr(checkpoint_session, "open_store", refuse)
+    with pytest.raises(SettingsError, match="enough"):
+        read_published(place, {"url": "s3://models", "path": "a/b/c/-1", "key": "k", "digest": "d"})
+    assert opened == [("s3://models", minio, (minio,))]
 
 
 @pytest.mark.parametrize("nonsense", [None, {}, {"step": 3}, "path"])
