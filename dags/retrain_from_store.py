@@ -6,10 +6,10 @@
                       candidate ──► evaluate ──► publish
 
 Airflow starts a run when a task of another DAG has updated the asset ``<lake>/training``. Training reads all objects
-below that URL; the host keeps them for the next run. It saves its checkpoints in the same store. The sensor waits for
-the first checkpoint that is accurate enough on the training images. The evaluation then runs on a CPU while the
-training continues. A model that is accurate enough on unseen images becomes the object ``<lake>/model.safetensors``,
-which is an asset, too: it can start the DAG that uses the model.
+below that URL. Its host keeps them, and the next training gets that host if it is as good as others. It saves its
+checkpoints in the same store. The sensor waits for the first checkpoint that is accurate enough on the training images.
+The evaluation then runs on a CPU while the training continues. A model that is accurate enough on unseen images becomes
+the object ``<lake>/model.safetensors``, which is an asset, too: it can start the DAG that uses the model.
 
 ``<lake>`` is the variable ``HETERO_AIRFLOW_LAKE`` of all processes of Airflow, by default ``s3://lake/digits``. The
 objects below ``training`` and ``unseen`` are ``.npy`` files: uint8 [n, 65], 64 pixels and the label of each image.
@@ -58,7 +58,7 @@ def upload_digits(params: dict[str, Any]) -> None:
 
 
 # keep_last: the candidate must still exist when the evaluation begins
-@task.device(device=["gpu", "npu", "cpu"], checkpoint={"url": CHECKPOINTS, "keep_last": 100})
+@task.device(device=["gpu", "npu", "cpu"], data=TRAINING.uri, checkpoint={"url": CHECKPOINTS, "keep_last": 100})
 def train(params: dict[str, Any]) -> dict[str, float]:
     """Train from the last checkpoint on; return the measures of the last one."""
     import torch
@@ -85,7 +85,7 @@ def train(params: dict[str, Any]) -> dict[str, float]:
     return metrics
 
 
-@task.device(device="cpu")
+@task.device(device="cpu", data=UNSEEN)
 def evaluate(candidate: dict[str, Any]) -> float:
     """The share of the unseen images that the candidate classifies correctly."""
     model = network()
