@@ -57,7 +57,7 @@ def upload_digits(params: dict[str, Any]) -> None:
             data.publish(path, url)
 
 
-# keep_last: the candidate must still exist when the evaluation begins
+# keep_last: the candidate must still exist when it is published
 @task.device(device=["gpu", "npu", "cpu"], data=TRAINING.uri, checkpoint={"url": CHECKPOINTS, "keep_last": 100})
 def train(params: dict[str, Any]) -> dict[str, float]:
     """Train from the last checkpoint on; return the measures of the last one."""
@@ -114,9 +114,9 @@ def publish(candidate: dict[str, Any], accuracy: float, params: dict[str, Any]) 
     max_active_runs=1,
     params={
         "accuracy_threshold": Param(0.85, type="number", minimum=0, maximum=1, description="The lowest to publish."),
-        "save_every": Param(50, type="integer", minimum=1, description="Steps between two checkpoints."),
+        "save_every": Param(100, type="integer", minimum=1, description="Steps between two checkpoints."),
         "seed": Param(7, type="integer", minimum=0),
-        "steps": Param(500, type="integer", minimum=100, description="One batch of 64 images each."),
+        "steps": Param(1000, type="integer", minimum=100, description="One batch of 64 images each."),
         "upload_digits": Param(False, type="boolean", description="Fill the store first, to try the DAG."),
     },
     tags=["hetero_airflow", "example"],

@@ -134,23 +134,14 @@ def test_the_evaluation_takes_a_checkpoint_while_training_goes_on(airflow, runs)
     assert re.fullmatch(r"Accuracy after 300 steps: 9.*; after step \d+: .*% of the unseen images\.", text)
 
 
-def test_new_data_start_a_training_whose_model_is_published_while_it_goes_on(airflow, runs):
-    """It starts at an event of the asset, as a task that writes the data creates it. Nothing is uploaded."""
-    assets = {asset["uri"]: asset["id"] for asset in airflow.api("GET", "/assets?limit=100")["assets"]}
-    airflow.api("POST", "/assets/events", json={"asset_id": assets["s3://examples/digits/training"], "extra": {}})
-
-    def asset_run():
-        runs = airflow.api("GET", "/dags/retrain_from_store/dagRuns")["dag_runs"]
-        return next((run["dag_run_id"] for run in runs if run["run_type"] == "asset_triggered"), None)
-
-    run_id = airflow.wait_until(asset_run, "a run of the asset")
-    assert airflow.wait_for_run("retrain_from_store", run_id) == "success"
+def test_a_model_is_published_as_an_asset_in_the_store_of_its_data(airflow, runs):
+    run_id = runs["retrain_from_store"]
     published = airflow.xcom("retrain_from_store", run_id, "publish")
     assert published["accuracy"] == airflow.xcom("retrain_from_store", run_id, "evaluate") > 0.85
     source = {"source_dag_id": "retrain_from_store", "source_run_id": run_id}
     (event,) = airflow.api("GET", "/assets/events", params=source)["asset_events"]
     assert {name: event["extra"][name] for name in ("etag", "sha256")} == {n: published[n] for n in ("etag", "sha256")}
-    assert list((airflow.home / "cache" / "objects").glob("*/*/*/data/0.npy"))
+    assert list((airflow.home / "cache" / "objects").glob("*/*/*/data/0.npy")), "one copy for all tasks of the host"
 
 
 def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):

@@ -1,12 +1,15 @@
-"""Checkpoints in Azure Blob Storage (Azurite), from the tasks and the triggerer of a real Airflow."""
+"""Checkpoints and data in Azure Blob Storage (Azurite), from the tasks and the triggerer of a real Airflow."""
 
 import hashlib
+import io
 import json
 import os
 import signal
 
+import numpy as np
 import pytest
 from local_airflow import LocalAirflow
+from sklearn.datasets import load_digits
 
 from hetero_airflow.checkpoints.azure_connection import ENDPOINT_VARIABLE
 from hetero_airflow.checkpoints.cloud_store import open_azure
@@ -14,6 +17,7 @@ from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from tests.checkpoints.azurite_server import ACCOUNT, KEY, azurite, make_container
 from tests.system.conftest import HERE, QUICK
+from tests.system.fleet_runs import with_example
 
 URL = "az://models/team-a"
 
@@ -32,11 +36,13 @@ def airflow(tmp_path_factory, azure):
         **QUICK,
         "AIRFLOW__HETERO__CHECKPOINT_URL": URL,
         "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "models",
+        "HETERO_AIRFLOW_LAKE": f"{URL}/digits",
         "AIRFLOW_CONN_MODELS": json.dumps({"conn_type": "wasb", "extra": {"connection_string": text}}),
     }
     home = tmp_path_factory.mktemp("airflow")
     settings["AIRFLOW__HETERO__DATA_CACHE"] = f"{home}/data"
-    with LocalAirflow(home, HERE / "dags", simulated="nvidia/h100-80gb:2", settings=settings) as made:
+    dags = with_example(home / "dags", "retrain_from_store.py", beside=HERE / "dags")
+    with LocalAirflow(home, dags, simulated="nvidia/h100-80gb:2", settings=settings) as made:
         yield made
 
 
@@ -88,3 +94,33 @@ def test_tasks_of_one_host_read_and_write_an_object_in_azure_once(airflow, store
     (event,) = airflow.api("GET", "/assets/events", params=source)["asset_events"]
     assert event["extra"]["sha256"] == hashlib.sha256(b"c.txt").hexdigest()
     assert event["extra"]["etag"]
+
+
+def test_new_data_start_a_training_whose_model_is_published(airflow, store):
+    """The event is that of a task that has written the data."""
+    digits = load_digits()
+    rows = np.column_stack([digits.images.reshape(-1, 64), digits.target]).astype("uint8")
+    is_unseen = np.arange(len(rows)) % 4 == 3
+    for name, part in {"training/0": rows[~is_unseen], "unseen/0": rows[is_unseen]}.items():
+        content = io.BytesIO()
+        np.save(content, part)
+        assert store.replace(f"digits/{name}.npy", content.getvalue(), None)
+
+    def data_asset():
+        assets = airflow.api("GET", "/assets?limit=100")["assets"]
+        return next((asset["id"] for asset in assets if asset["uri"] == f"{URL}/digits/training"), None)
+
+    asset_id = airflow.wait_until(data_asset, "Airflow to read the DAG")
+    airflow.api("PATCH", "/dags/retrain_from_store", json={"is_paused": False})
+    airflow.api("POST", "/assets/events", json={"asset_id": asset_id, "extra": {}})
+
+    def run():
+        runs = airflow.api("GET", "/dags/retrain_from_store/dagRuns")["dag_runs"]
+        return next((run["dag_run_id"] for run in runs if run["run_type"] == "asset_triggered"), None)
+
+    run_id = airflow.wait_until(run, "a run")
+    assert airflow.wait_for_run("retrain_from_store", run_id) == "success"
+    published = airflow.xcom("retrain_from_store", run_id, "publish")
+    assert published["accuracy"] == airflow.xcom("retrain_from_store", run_id, "evaluate") > 0.85
+    model = store.read("digits/model.safetensors", at_most=1 << 20)
+    assert hashlib.sha256(model.content).hexdigest() == published["sha256"]
