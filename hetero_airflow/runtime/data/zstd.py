@@ -11,6 +11,8 @@ _READ_BYTES = 1 << 10
 
 _HEADER_BYTES = 18
 _UNKNOWN_SIZE = 2**64 - 1
+_SKIPPABLE = 0x184D2A50
+"""How a frame begins that has no content (RFC 8878, section 3.1.2); its last four bits are free."""
 
 
 class BadZstd(Exception):
@@ -64,6 +66,8 @@ def _declared(source: BinaryIO) -> int | None:
 
     header = source.read(_HEADER_BYTES)
     source.seek(-len(header), 1)
+    if int.from_bytes(header[:4], "little") & ~0xF == _SKIPPABLE:
+        return 0
     try:
         size = zstandard.get_frame_parameters(header).content_size
     except zstandard.ZstdError as error:
