@@ -37,7 +37,7 @@ from hetero_airflow.executor.wait_logs import WaitLogs
 from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.runtime.data.holdings import Holdings
+from hetero_airflow.runtime.data.holdings import HoldingsWatch
 from hetero_airflow.scheduling.cycle import Cycle
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def make_dispatcher(
         api,
         local_worker_id=configuration.worker_id if engine.traits.is_local else None,
         read_devices=lambda: dispatcher.inventory.readings(),
-        look_at_data=Holdings(data_cache_root()).look,
+        look_at_data=HoldingsWatch(data_cache_root()).data,
         queued_timeout_s=queued_timeout_s,
     )
     dispatcher = Dispatcher(

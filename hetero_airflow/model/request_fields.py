@@ -149,13 +149,13 @@ def read_data(value: object) -> tuple[str, ...]:
 
 
 def _read_url(url: object) -> str:
+    shown = str(url).partition("://")[0] if "@" in str(url) else url
     if isinstance(url, str) and len(url) > MAX_URL:
         found = f"a URL of {len(url)} characters, above the limit of {MAX_URL}"
-        raise RequestError("data", url, found=found, remedy="Name its folder, which ends with /")
+        raise RequestError("data", shown, found=found, remedy="Name its folder")
     try:
         return DataUrl.of(url).url
     except DataError as error:
-        shown = str(url).partition("://")[0] if "@" in str(url) else url
         raise RequestError("data", shown, found=error.found, remedy=error.remedy) from None
 
 

@@ -10,6 +10,7 @@ from hetero_airflow.runtime.data.folder import CacheFolder
 from hetero_airflow.store.store import WorkerAlive
 from hetero_airflow.testing import a_pending, a_worker
 from tests.executor.conftest import Bench
+from tests.waiting import eventually
 
 
 class Recorder:
@@ -40,9 +41,13 @@ def test_what_the_schedulers_host_holds_is_stored_and_reaches_the_policy(tmp_pat
     file = folder.new_file(url)
     file.write_bytes(b"12345")
     folder.publish(file, url, ObjectVersion("train/a.csv", "1", 5))
-    bench.beat(11, times=2)
     held = dict.fromkeys(map(held_name, ("s3://lake/", "s3://lake/train/", url)), 5)
-    assert bench.store.host_data() == {"worker-a": HostData(held=held)}
+
+    def is_stored() -> bool:
+        bench.beat(11, times=2)
+        return bench.store.host_data() == {"worker-a": HostData(held=held)}
+
+    eventually(is_stored)
     assert bench.dispatcher.context.add_to(bench.store.snapshot()).held_data == {"worker-a": held}
     bench.store.record([WorkerAlive("worker-a", data=HostData())], bench.clock.now())
     bench.beat(11)

@@ -38,11 +38,38 @@ def test_the_data_of_the_device_tasks_that_directly_follow():
     assert data_ahead(begin) == [FIRST, SECOND]
 
 
-def test_what_the_task_itself_writes_is_not_read_ahead():
+@pytest.mark.parametrize("outlet", [FIRST, f"{SECOND}part-0", SECOND.rstrip("/")])
+def test_what_the_task_itself_writes_is_not_read_ahead(outlet):
     with DAG("d"):
-        begin = a_task("begin", outlets=[Asset(FIRST)])
+        begin = a_task("begin", outlets=[Asset(outlet)])
         begin >> a_task("a", data=[FIRST, SECOND])
+    assert data_ahead(begin) == ([SECOND] if outlet == FIRST else [FIRST])
+
+
+def test_what_the_task_itself_reads_is_not_read_ahead_but_a_folder_around_it_is():
+    with DAG("d"):
+        begin = a_task("begin", data=[f"{SECOND}part-0", "s3://own"])
+        begin >> a_task("a", data=[SECOND, "s3://own/part-1"])
     assert data_ahead(begin) == [SECOND]
+
+
+def test_a_task_without_a_dag_has_no_next_one():
+    assert data_ahead(a_task("alone")) == []
+
+
+def test_a_host_without_room_for_the_process_fails_no_task(begin, monkeypatch):
+    def no_room(*arguments, **options):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_room)
+    with data_read_ahead(begin[0]):
+        pass
+
+
+def test_a_process_that_has_died_fails_no_task(begin, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.operators.data_ahead._MODULE", "hetero_airflow.no_such_module")
+    with data_read_ahead(begin[0]):
+        pass
 
 
 def test_templates_have_no_value_yet():

@@ -241,8 +241,9 @@ def verdict(
     yield f"The task ran on {seen['host']}, with Python {seen['python']} and {with_lease}"
     if seen.get("variables"):
         yield f"Its devices are bound by {seen['variables']}"
-    if seen.get("kind") == "cpu" and asked[0] != "cpu":
-        others = ", ".join(device for device in asked if device != "cpu")
+    accelerators = [device for device in asked if not device.startswith("cpu")]
+    if seen.get("kind") == "cpu" and asked[0] in accelerators:
+        others = ", ".join(accelerators)
         yield f"It has a CPU core: none of {others} is known or free. `airflow hetero devices` lists them."
     if seen.get("torch"):
         yield f"On its device, {seen['torch']}"

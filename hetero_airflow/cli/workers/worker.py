@@ -26,7 +26,7 @@ from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, read_configuration
 from hetero_airflow.model.worker import parse_labels
-from hetero_airflow.runtime.data.holdings import Holdings
+from hetero_airflow.runtime.data.holdings import HoldingsWatch
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def run_agent(
     spot = SpotWatch(notice_source(configuration.spot_notices))
     readings = ReadingsWatch(partial(ReaderProcess, timeout_s=timeout_s))
     ports = (watch, leases, errors, connection)
-    look_at_data = Holdings(data_cache_root()).look
+    look_at_data = HoldingsWatch(data_cache_root()).data
     try:
         Agent(
             worker_id, engine, *ports, used=used, spot=spot, readings=readings, look_at_data=look_at_data,

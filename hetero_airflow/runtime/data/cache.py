@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, get_args
 
@@ -18,7 +19,7 @@ from hetero_airflow.checkpoints.object_version import ObjectChanged, ObjectVersi
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.errors import CheckpointStoreUnavailable, DataError, shorten
-from hetero_airflow.model.data_url import DataUrl, digest_of
+from hetero_airflow.model.data_url import DataUrl
 from hetero_airflow.registry import load
 from hetero_airflow.runtime.data import zstd
 from hetero_airflow.runtime.data.bucket import Bucket
@@ -48,6 +49,9 @@ AT_ONCE = 16
 _AHEAD_AT_ONCE = 4
 """Of those that are read ahead."""
 
+_MOST_AHEAD = 100_000
+"""Objects that are looked up to be read ahead."""
+
 _ATTEMPTS = 3
 _USUAL_RATIO = 5
 """How many times larger than a compressed object its content may be; so much is evicted where the disk is full."""
@@ -56,10 +60,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Cache:
-    """For any number of threads of one process."""
+    """For any number of threads of one process.
 
-    def __init__(self, settings: DataSettings) -> None:
+    :param is_idle: its process has the lowest priority, so that others don't wait for what it downloads
+    """
+
+    def __init__(self, settings: DataSettings, *, is_idle: bool = False) -> None:
         self._settings = settings
+        self._is_idle = is_idle
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._outside: dict[tuple[str, str], Path] = {}
@@ -127,21 +135,25 @@ class Cache:
     def read_ahead(self, urls: Iterable[str]) -> tuple[int, int]:
         """Read what is not in the folder yet, in order, up to a quarter of what it may hold.
 
+        Blocks while another process of the host reads ahead.
+
         :return: the number of objects that were read, and their bytes
         """
         folder = self._folder
         if folder is None:
             return 0, 0
-        room = limit = folder.limit(0, shutil.disk_usage(folder.root).free) // 4
-        missing = []
-        for location, version in self._versions(urls):
-            if folder.find(location.url, version) is None:
-                if version.size_bytes > room:
-                    break
-                missing.append(location)
-                room -= version.size_bytes
-        for first in range(0, len(missing), _AHEAD_AT_ONCE):
-            self._each(lambda location: self.file(location.url, "run"), missing[first : first + _AHEAD_AT_ONCE])
+        with folder.in_turn():
+            held = sum(entry.size_bytes for entry in folder.entries())
+            room = limit = folder.limit(held, shutil.disk_usage(folder.root).free) // 4
+            missing = []
+            for location, version in islice(self._versions(urls), _MOST_AHEAD):
+                if not _is_in(folder, location.url, version):
+                    if version.size_bytes > room:
+                        break
+                    missing.append(location)
+                    room -= version.size_bytes
+            for first in range(0, len(missing), _AHEAD_AT_ONCE):
+                self._each(lambda location: self.file(location.url, "run"), missing[first : first + _AHEAD_AT_ONCE])
         return len(missing), limit - room
 
     def _versions(self, urls: Iterable[str]) -> Iterator[tuple[DataUrl, ObjectVersion]]:
@@ -150,11 +162,11 @@ class Cache:
             bucket = self._bucket(location)
             with _named(location, "list"):
                 if not location.is_folder and (version := bucket.version(location.key)):
-                    found = [version]
-                else:
-                    found = [version for version in bucket.folder(location.key.rstrip("/")) if version.key[-1] != "/"]
-            for version in found:
-                yield DataUrl(location.scheme, location.bucket, version.key), version
+                    yield location, version
+                    continue
+                for version in bucket.folder(location.key.rstrip("/")):
+                    if not version.key.endswith("/"):
+                        yield DataUrl(location.scheme, location.bucket, version.key), version
 
     def publish(self, source: Path, url: str) -> Published:
         """See `publish`. A copy is uploaded, since the file can change meanwhile and what is cached must not."""
@@ -232,9 +244,8 @@ class Cache:
         return self._stored(url, version, version.size_bytes, find, write)
 
     def _unpacked(self, url: str, version: ObjectVersion, bucket: Bucket) -> Path:
-        """The decompressed content; its URL is one below the object's, so that a pin of the object keeps it."""
-        name = url.rpartition("/")[2].removesuffix(zstd.SUFFIX) or "object"
-        own = f"{url}/{digest_of(version.etag)[:16]}/{name}"
+        """The decompressed content."""
+        own = zstd.unpacked_url(url, version.etag)
 
         def write(file: Path) -> ObjectVersion:
             kept = self._folder.find(url, version) if self._folder else None
@@ -283,7 +294,7 @@ class Cache:
             self._counter.note_read(path)
             return path
 
-        with folder.alone(url):
+        with contextlib.nullcontext() if self._is_idle else folder.alone(url):
             if path := find(folder) or self._in_folder(url, room_bytes, made):
                 self._counter.note_hit(path, version.size_bytes)
         return path or self._without_folder(url, version, write)
@@ -366,6 +377,13 @@ def _object_at(url: str, remedy: str) -> DataUrl:
     if location.is_folder:
         raise DataError(f"the data URL {shorten(url)}", found="a folder", remedy=remedy)
     return location
+
+
+def _is_in(folder: CacheFolder, url: str, version: ObjectVersion) -> bool:
+    """Whether a content is cached, or what it is when it is decompressed."""
+    if url.endswith(zstd.SUFFIX) and folder.newest(zstd.unpacked_url(url, version.etag)):
+        return True
+    return folder.find(url, version) is not None
 
 
 def _missing(location: DataUrl) -> DataError:

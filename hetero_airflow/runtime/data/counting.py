@@ -63,15 +63,16 @@ class CacheCounter:
             if not self._reads:
                 self._reading_since = time.monotonic()
             self._reads += 1
+        is_read = False
         try:
             yield
-            with self._lock:
-                self._add(misses=1, read_bytes=size_bytes)
+            is_read = True
         finally:
             with self._lock:
                 self._reads -= 1
                 now = time.monotonic()
-                self._add(read_s=now - self._reading_since)
+                if is_read:
+                    self._add(misses=1, read_bytes=size_bytes, read_s=now - self._reading_since)
                 self._reading_since = now
         self._write_if_due()
 

@@ -8,6 +8,7 @@
     pins/<digest>          a URL: it and all below it stay
     locks/<3 digits>       locked while an object whose digest begins so is downloaded
     locks/counts           locked while `counts` is written
+    locks/ahead            locked while a process reads ahead
     counts                 how often processes found data here, see `counting`
     evicting               locked while something is evicted, or looked up
     process-…/             of one process: what it downloads, and the list of what it uses
@@ -43,7 +44,7 @@ TOUCH_S = 60.0
 WAIT_S = 600.0
 """A lock of another process that is held for longer is passed by; two then download the same."""
 
-_VERSION = re.compile(r"[0-9a-f]{16}-([0-9]+)")
+_VERSION = re.compile(r"[0-9a-f]{16}-([0-9]{1,18})")
 
 
 class Unusable(Exception):
@@ -68,8 +69,8 @@ class Entry:
     def url(self) -> str | None:
         """Where it is from; None if that can't be read."""
         try:
-            return (self.folder / URL).read_text() or None
-        except OSError:
+            return (self.folder / URL).read_text(encoding="utf-8") or None
+        except (OSError, ValueError):
             return None
 
     def is_below(self, urls: Iterable[str]) -> bool:
@@ -128,11 +129,19 @@ class CacheFolder:
         with locked(self.root / LOCKS / digest_of(url)[:3], fcntl.LOCK_EX, WAIT_S):
             yield
 
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """While it is entered, no other process of the host reads ahead. Waits for as long as that takes."""
+        with (self.root / LOCKS / "ahead").open("a") as turn:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(turn, fcntl.LOCK_EX)
+            yield
+
     def new_file(self, url: str) -> Path:
         """The path of a new file of this process; `publish` makes it known."""
         folder = self._process.path()
         (folder / DATA).mkdir(parents=True)
-        (folder / URL).write_text(url)
+        (folder / URL).write_text(url, encoding="utf-8")
         return folder / DATA / _name(url)
 
     def discard(self, file: Path) -> None:
@@ -217,13 +226,13 @@ class CacheFolder:
         """The URLs of what stays."""
         pins = set()
         for pin in (self.root / "pins").iterdir():
-            with contextlib.suppress(OSError):
-                pins.add(pin.read_text())
+            with contextlib.suppress(OSError, ValueError):
+                pins.add(pin.read_text(encoding="utf-8"))
         return pins - {""}
 
     def pin(self, url: str) -> None:
         """Let an object, or all objects of a folder, stay."""
-        (self.root / "pins" / digest_of(url)).write_text(url)
+        (self.root / "pins" / digest_of(url)).write_text(url, encoding="utf-8")
 
     def unpin(self, url: str) -> bool:
         """Take a pin back; whether there was one."""

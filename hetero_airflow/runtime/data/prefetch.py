@@ -27,12 +27,14 @@ def main() -> None:
     with suppress(psutil.Error, AttributeError):  # AttributeError: not on Linux
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     try:
-        count, size_bytes = Cache(DataSettings.of(os.environ.get(DATA_VARIABLE))).read_ahead(urls)
-    except HeteroError as error:
+        cache = Cache(DataSettings.of(os.environ.get(DATA_VARIABLE)), is_idle=True)
+        count, size_bytes = cache.read_ahead(urls)
+    except (HeteroError, OSError) as error:
         print(f"The data of the next tasks is not read ahead: {error}", flush=True)
     else:
         if count:
-            print(f"For the next tasks, {count:,} objects ({format_bytes(size_bytes)}) were read ahead", flush=True)
+            objects = "1 object" if count == 1 else f"{count:,} objects"
+            print(f"Read ahead for the next tasks: {objects}, {format_bytes(size_bytes)}", flush=True)
     os._exit(0)  # nothing waits for what is still on its way
 
 

@@ -1,8 +1,11 @@
 """Decompresses zstd files, within limits of memory and size."""
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
+
+from hetero_airflow.model.data_url import digest_of
 
 SUFFIX = ".zst"
 
@@ -13,6 +16,25 @@ _HEADER_BYTES = 18
 _UNKNOWN_SIZE = 2**64 - 1
 _SKIPPABLE = 0x184D2A50
 """How a frame begins that has no content (RFC 8878, section 3.1.2); its last four bits are free."""
+
+
+_UNPACKED = re.compile(r"(.+\.zst)/[0-9a-f]{16}/[^/]*")
+
+
+def unpacked_url(url: str, etag: str) -> str:
+    """The URL under which the decompressed content of an object is cached: a pin of the object keeps it."""
+    name = url.rpartition("/")[2].removesuffix(SUFFIX) or "object"
+    return f"{url}/{digest_of(etag)[:16]}/{name}"
+
+
+def stored_url(url: str) -> str:
+    """The URL of the object in its store.
+
+    >>> stored_url(unpacked_url("s3://lake/a.npy.zst", "1"))
+    's3://lake/a.npy.zst'
+    """
+    match = _UNPACKED.fullmatch(url)
+    return match[1] if match else url
 
 
 class BadZstd(Exception):

@@ -26,7 +26,7 @@ def test_a_cpu_core_in_place_of_an_accelerator_is_no_silent_success():
     on_cpu = SEEN | {"lease": "1 × cpu on a", "kind": "cpu"}
     said = "It has a CPU core: none of gpu, npu is known or free."
     assert said in "\n".join(doctor.verdict("success", on_cpu, 6.2, ["gpu", "npu", "cpu"]))
-    assert "It has a CPU core" not in "\n".join(doctor.verdict("success", on_cpu, 6.2, ["cpu"]))
+    assert "It has a CPU core" not in "\n".join(doctor.verdict("success", on_cpu, 6.2, ["cpu:4"]))
 
 
 def test_without_our_executor_it_says_what_to_set(monkeypatch):

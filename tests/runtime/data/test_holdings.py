@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -10,7 +11,9 @@ from hetero_airflow.model.host_data import MAX_HELD, CacheCounts, HostData, held
 from hetero_airflow.runtime.data import holdings
 from hetero_airflow.runtime.data.counting import CacheCounter
 from hetero_airflow.runtime.data.folder import CacheFolder
-from hetero_airflow.runtime.data.holdings import Holdings
+from hetero_airflow.runtime.data.holdings import Holdings, HoldingsWatch
+from hetero_airflow.runtime.data.zstd import unpacked_url
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -98,3 +101,42 @@ def test_it_has_the_counts_of_the_host(folder):
     counter.note_hit(folder.root / "a", 7)
     counter.write()
     assert Holdings(folder.root).look() == HostData(counts=CacheCounts(hits=1, saved_bytes=7))
+
+
+def test_foreign_entries_are_no_objects(folder):
+    put(folder, "s3://lake/a", 3)
+    part = folder.root / "objects" / "ab"
+    for name in ("backup/0123456789abcdef-5", f"{'ab' * 32}/0123456789abcdef-{10**30}"):
+        (part / name / "data").mkdir(parents=True)
+    damaged = part / ("ab" * 31 + "cd") / "0123456789abcdef-5"
+    (damaged / "data").mkdir(parents=True)
+    (damaged / "url").write_bytes(b"s3://lake/\xff")
+    held = Holdings(folder.root).look().held
+    assert held == named(**{"s3://lake/": 3, "s3://lake/a": 3})
+
+
+def test_a_decompressed_object_counts_as_the_object_itself(folder):
+    put(folder, unpacked_url("s3://lake/train/a.npy.zst", "1"), 9)
+    assert Holdings(folder.root).look().held == named(
+        **{"s3://lake/": 9, "s3://lake/train/": 9, "s3://lake/train/a.npy.zst": 9}
+    )
+
+
+def test_a_watch_has_the_last_look_and_never_waits_for_one(folder, monkeypatch):
+    put(folder, "s3://lake/a", 3)
+    watch, may_go_on, is_slow = HoldingsWatch(folder.root), threading.Event(), threading.Event()
+    look = watch._holdings.look
+    monkeypatch.setattr(watch._holdings, "look", lambda: (is_slow.set(), may_go_on.wait(PATIENCE_S), look())[2])
+    assert watch.data() == HostData()
+    assert is_slow.wait(PATIENCE_S)
+    assert watch.data() == HostData()
+    may_go_on.set()
+    eventually(lambda: watch.data().held == named(**{"s3://lake/": 3, "s3://lake/a": 3}))
+
+
+def test_a_look_that_fails_is_logged_and_changes_nothing(folder, monkeypatch, caplog):
+    watch = HoldingsWatch(folder.root)
+    monkeypatch.setattr(watch._holdings, "look", lambda: 1 / 0)
+    assert watch.data() == HostData()
+    eventually(lambda: "can't be found out" in caplog.text)
+    assert watch.data() == HostData()

@@ -5,12 +5,16 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
+import numpy
 import pytest
+import zstandard
 
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.runtime import data
 from hetero_airflow.runtime.data.cache import Cache
+from hetero_airflow.runtime.data.folder import CacheFolder
 from tests.checkpoints.fault_proxy import fault_proxy
 from tests.waiting import PATIENCE_S
 
@@ -41,7 +45,7 @@ def test_objects_and_folders_are_in_the_cache_when_the_next_task_asks(bucket, se
     table = bucket.put("table.csv", b"a,b")
     others = [bucket.put(f"others/{number}", b"a") for number in range(2)]
     reader = begin(f"{bucket.url}/train/", table, f"{bucket.url}/others")
-    assert reader.stdout.read() == "For the next tasks, 12 objects (95B) were read ahead\n"
+    assert reader.stdout.read() == "Read ahead for the next tasks: 12 objects, 95B\n"
     assert reader.wait(PATIENCE_S) == 0
     for url in [*urls, table, *others]:
         assert data.cached(url, revalidate="never").is_relative_to(settings["folder"])
@@ -96,3 +100,20 @@ def test_it_ends_with_its_task_in_the_middle_of_an_object(bucket, settings, use,
         reader.stdin.close()
         assert reader.wait(PATIENCE_S) == 0
         is_over.set()
+
+
+def test_what_is_there_decompressed_is_not_read_again(bucket, begin, use, tmp_path):
+    numpy.save(tmp_path / "a.npy", numpy.arange(9))
+    packed = zstandard.ZstdCompressor().compress((tmp_path / "a.npy").read_bytes())
+    url = bucket.put("shards/a.npy.zst", packed)
+    assert list(data.shards([url])[0]) == list(range(9))
+    assert begin(f"{bucket.url}/shards/").stdout.read() == ""
+
+
+def test_one_process_of_a_host_reads_at_a_time(bucket, settings, begin):
+    url = bucket.put("a", b"a")
+    with CacheFolder(Path(settings["folder"])).in_turn():
+        reader = begin(url)
+        with pytest.raises(subprocess.TimeoutExpired):
+            reader.wait(2)
+    assert reader.stdout.read() == "Read ahead for the next tasks: 1 object, 1B\n"
