@@ -51,8 +51,6 @@ def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int
     instance = f"[{map_index}]" if map_index >= 0 else ""
     asked = f"the device request of {dag_id}.{task_id}{instance}" + (f" in run {run_id}" if run_id else "")
     found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
-    if reason := audited_reason(dag_id, run_id, task_id, map_index):
-        found, remedy = f"{found}: {reason}", "The log of its try says more"
     return HeteroError(asked, found=found, remedy=remedy)
 
 
@@ -67,7 +65,10 @@ def _read_cause(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple
         rows = connection.execute(of_run.order_by(_TASKS.task_id, _TASKS.map_index)).all()
     states = {row.map_index: row.state for row in rows if row.task_id == task_id}
     tasks = list(dict.fromkeys(row.task_id for row in rows))
-    return missing_request_cause(dag_id, runs, has_run, tasks, states, map_index)
+    found, remedy = missing_request_cause(dag_id, runs, has_run, tasks, states, map_index)
+    if states.get(map_index) == "failed" and (reason := audited_reason(dag_id, run_id, task_id, map_index)):
+        return f"{found}: {reason}", "The log of its try says more"
+    return found, remedy
 
 
 def missing_request_cause(
