@@ -4,6 +4,7 @@ Only this module reads the options ``checkpoint_…`` and ``data_cache…``. The
 operator uses it for the checkpoints of its task, sensors and triggers for those of other tasks.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
 from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_bytes
+
+log = logging.getLogger(__name__)
 
 _READERS: Mapping[str, tuple[str, ModuleType]] = {
     "wasb": ("az", azure_connection),
@@ -112,7 +115,8 @@ def store_credentials(options: CheckpointOptions) -> Mapping[str, str]:
 
     From then on Airflow masks the secrets among them in the logs of this process.
 
-    :raises SettingsError: there is no such connection, it can't be read, or it is of another kind of store
+    :raises SettingsError: there is no such connection, and this is no local run; it can't be read, or it is of another
+        kind of store
     """
     if not options.conn_id:
         return {}
@@ -120,6 +124,9 @@ def store_credentials(options: CheckpointOptions) -> Mapping[str, str]:
     try:
         connection = Connection.get(options.conn_id)
     except AirflowNotFoundException:
+        if is_local_run():  # whose checkpoints need none; its data may be read by the user's own identity
+            log.warning("There is no connection %s here. Data are read without it.", shorten(options.conn_id))
+            return {}
         remedy = "Add it with `airflow connections add`, or leave the option empty"
         raise SettingsError(asked, found="no such connection", remedy=remedy) from None
     scheme, module = _READERS.get(connection.conn_type, ("s3", aws_connection))

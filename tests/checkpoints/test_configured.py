@@ -59,6 +59,12 @@ def test_a_local_run_reads_data_with_the_connection_and_writes_checkpoints_into_
     assert options == CheckpointOptions("file:///local_runs", "models", ("http://127.0.0.1:5000",))
 
 
+def test_a_local_run_needs_no_connection(configured, monkeypatch, caplog):
+    monkeypatch.setattr(configured_module, "is_local_run", lambda: True)
+    assert store_credentials(configured(checkpoint_conn_id="nobody")) == {}
+    assert "There is no connection" in caplog.text
+
+
 @pytest.mark.parametrize("url", ["/srv/models", "s3://key:secret@models", "s3://models?x=1", "file:///a/../b"])
 def test_a_url_that_cant_be_read_is_refused_without_its_password(configured, url):
     with pytest.raises(SettingsError, match="checkpoint_url") as caught:
