@@ -68,7 +68,7 @@ def data_read_ahead(operator: BaseOperator) -> Iterator[None]:
 
 
 def _started(urls: list[str], log: Any) -> "subprocess.Popen[bytes] | None":
-    """The process; None if the host has no room for it. What it is told fits into the pipe, so this never waits."""
+    """The process; None if the host has no room for it. The URLs fit into the pipe, so this never waits."""
     try:
         reader = subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, bufsize=0)
     except OSError as error:

@@ -87,7 +87,7 @@ class Agent:
         self._readings = readings
         self._look_at_data = look_at_data
         self._server_data: HostData | None = None
-        """What the server has been told of the data cache."""
+        """What the server knows of the data cache."""
         self._seen_notice = ""
         """The notice at the last step."""
         self._pause, self._rng, self._clock = pause, rng, clock

@@ -67,6 +67,12 @@ def test_a_host_without_room_for_the_process_fails_no_task(begin, monkeypatch):
 
 
 def test_a_process_that_has_died_fails_no_task(begin, monkeypatch):
+    class Dead(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            assert self.wait() != 0
+
+    monkeypatch.setattr(subprocess, "Popen", Dead)
     monkeypatch.setattr("hetero_airflow.operators.data_ahead._MODULE", "hetero_airflow.no_such_module")
     with data_read_ahead(begin[0]):
         pass

@@ -143,8 +143,7 @@ class Cache:
         if folder is None:
             return 0, 0
         with folder.in_turn():
-            held = sum(entry.size_bytes for entry in folder.entries())
-            room = limit = folder.limit(held, shutil.disk_usage(folder.root).free) // 4
+            room = limit = folder.capacity() // 4
             missing = []
             for location, version in islice(self._versions(urls), _MOST_AHEAD):
                 if not _is_in(folder, location.url, version):
@@ -301,10 +300,9 @@ class Cache:
 
     def _most_bytes(self, file: Path) -> int:
         """How much a new file may hold: not more than the cache, or than half of what is free where there is none."""
-        free = shutil.disk_usage(file.parent).free
         if self._folder is None or not file.is_relative_to(self._folder.root):
-            return free // 2
-        return self._folder.limit(sum(entry.size_bytes for entry in self._folder.entries()), free)
+            return shutil.disk_usage(file.parent).free // 2
+        return self._folder.capacity()
 
     def _in_folder(self, url: str, size_bytes: int, make: Callable[[Path], Path]) -> Path | None:
         """What `make` returns for a new file of the folder; None if there is no folder, or no room in it."""

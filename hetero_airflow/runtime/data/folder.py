@@ -189,6 +189,12 @@ class CacheFolder:
         """How many bytes it may hold, if it holds and its disk has free as many as given."""
         return (held + free) // 2 if self._size_bytes is None else self._size_bytes
 
+    def capacity(self) -> int:
+        """How many bytes it may hold now. Without a configured size, this looks at each entry."""
+        if self._size_bytes is not None:
+            return self._size_bytes
+        return self.limit(sum(entry.size_bytes for entry in self.entries()), shutil.disk_usage(self.root).free)
+
     def entries(self) -> Iterator[Entry]:
         """All that is cached."""
         for directory in (self.root / OBJECTS).glob("*/*"):

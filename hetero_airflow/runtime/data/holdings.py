@@ -57,7 +57,7 @@ class HoldingsWatch:
         try:
             self._data = self._holdings.look()
         except Exception:
-            log.exception("What the data cache holds can't be found out; the last report stays")
+            log.exception("What the data cache holds can't be found out. The last report is kept.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def _frame(source: BinaryIO, out: BinaryIO, room: int) -> int:
 
 
 def _declared(source: BinaryIO) -> int | None:
-    """The size that the next frame declares; the position stays."""
+    """The size that the next frame declares. The position does not change."""
     import zstandard
 
     header = source.read(_HEADER_BYTES)
