@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test system test-busy lowest chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-loader bench-data bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy lowest chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-loader bench-data bench-resume bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -145,6 +145,9 @@ bench-loader: $(VENV)/.installed  ## measure how much of the loading is hidden b
 
 bench-data: $(VENV)/.installed  ## measure what the cache of objects saves, and how busy it keeps an accelerator
 	@PYTHONPATH= $(RUN) tests/benchmarks/bench_data.py
+
+bench-resume: $(VENV)/.installed  ## measure what a task reads, and for how long, until it goes on from its checkpoint
+	@PYTHONPATH= $(RUN) tests/benchmarks/bench_resume.py
 
 bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL, and of three that race
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py

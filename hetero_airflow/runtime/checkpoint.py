@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.contract.notice import Stopped
 from hetero_airflow.errors import RequestError
+from hetero_airflow.runtime.cached_checkpoints import with_host_cache
 from hetero_airflow.runtime.checkpoint_session import Checkpoint, CheckpointSession, read_place, read_published
 from hetero_airflow.runtime.loading.loader import Loader
 from hetero_airflow.runtime.state.restoring import Rng
@@ -92,7 +93,7 @@ def session() -> CheckpointSession:
 @lru_cache(maxsize=1)
 def _session(place_text: str | None, control: str | None) -> CheckpointSession:
     place = read_place(place_text)
-    return CheckpointSession(place, open_store(place), Path(control) if control else None)
+    return CheckpointSession(place, with_host_cache(open_store(place), place), Path(control) if control else None)
 
 
 def save(

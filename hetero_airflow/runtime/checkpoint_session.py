@@ -33,6 +33,7 @@ from hetero_airflow.contract.notice import Stopped, has_notice, read_notice
 from hetero_airflow.contract.task_lease import current_lease, lease_grant
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
 from hetero_airflow.model.grant import Grant
+from hetero_airflow.runtime.cached_checkpoints import FILES, with_host_cache
 from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
 from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
@@ -42,9 +43,6 @@ from hetero_airflow.runtime.step_times import StepTimes
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE, LEASE_VARIABLE
 
 logger = logging.getLogger(__name__)
-
-FILES = "files"
-"""The folder of the task's files in a checkpoint."""
 
 NICENESS = 10
 """The nice value of the thread that writes, so that the training keeps the cores."""
@@ -349,7 +347,7 @@ def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Chec
         settings = DataSettings.of(os.environ.get(DATA_VARIABLE))
         fields = {"endpoint": settings.own_endpoints.get(scheme), "endpoints": settings.endpoints}
         place = place.model_copy(update=fields)
-    store = open_store(place)
+    store = with_host_cache(open_store(place), place)
     index = read_index(store, path)
     entries = () if index is None else index.entries
     entry = next((entry for entry in entries if (entry.key, entry.digest) == (key, digest)), None)

@@ -1,8 +1,9 @@
 """What the cache of objects saves: ``make bench-data``. Against a server of S3 with a delay before each answer.
 
 1. Reading a folder of small objects with 16 connections: from the store (boto3, fsspec on obstore, this package with
-   an empty cache), and again: in a new process that asks the store (revalidated), in the same process, and with the
-   kernel's pages of the files dropped. The ratio is to the cold reading of this package.
+   an empty cache; the same bytes as shards of 100 objects, also with an empty cache), and again: in a new process that
+   asks the store (revalidated), in the same process, and with the kernel's pages of the files dropped. The ratio is to
+   the cold reading of this package.
 2. An emulated accelerator as in MLPerf Storage: a step takes 200 ms, and a batch 16 objects of 100 kB. Utilisation is
    the steps' own time, divided by the wall time. Plain: a DataLoader that reads with boto3, one object after another.
 """
@@ -93,6 +94,11 @@ def by_cache(_: str, keys: list[str]) -> None:
         path.read_bytes()
 
 
+def by_shards(_: str, keys: list[str]) -> None:
+    """Read the same bytes from shards."""
+    assert sum(len(shard.tobytes()) > 0 for shard in data.shards("s3://lake/shards", ahead=2)) == len(keys) // 100
+
+
 def drop_pages(folder: str) -> None:
     """Let the kernel forget the files' contents."""
     for path in Path(folder).glob("objects/*/*/*/data/*"):
@@ -114,6 +120,8 @@ def reading(count: int, repeat: int) -> None:
                 os.environ.update(KEYS)
                 measure("store, boto3", lambda: by_boto3(url, keys))
                 measure("store, fsspec", lambda: by_fsspec(url, keys))
+                use(url, f"{folder}/shards")
+                measure("cold, shards", lambda: by_shards(url, keys))
                 use(url, folder)
                 measure("cold", lambda folder=folder: by_cache(url, keys))
                 use(url, folder)

@@ -114,12 +114,16 @@ class CacheFolder:
                 self._use(_entry_name(folder))
         return path
 
-    def newest(self, url: str) -> Path | None:
-        """The file with the content that was downloaded last; None if no content is here."""
+    def newest(self, url: str, *, uses: bool = True) -> Path | None:
+        """The file with the content that was downloaded last; None if no content is here.
+
+        :param uses: False: it can go at any time
+        """
         with locked(self.root / "evicting", fcntl.LOCK_SH), contextlib.suppress(OSError):
             paths = filter(None, map(self._file_in, self._of(url).iterdir()))
             if path := max(paths, key=lambda path: path.stat().st_mtime, default=None):
-                self._use(_entry_name(path.parent.parent))
+                if uses:
+                    self._use(_entry_name(path.parent.parent))
                 return path
         return None
 
@@ -148,11 +152,15 @@ class CacheFolder:
         """Remove a new file that was not completed."""
         shutil.rmtree(file.parents[1], ignore_errors=True)
 
-    def publish(self, file: Path, url: str, version: ObjectVersion) -> Path:
-        """Make a complete file known to all processes; its path from now on."""
+    def publish(self, file: Path, url: str, version: ObjectVersion, *, uses: bool = True) -> Path:
+        """Make a complete file known to all processes; its path from now on.
+
+        :param uses: False: it can go at any time
+        """
         file.chmod(0o444)
         folder = self._at(url, version)
-        self._use(_entry_name(folder))
+        if uses:
+            self._use(_entry_name(folder))
         while file.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -218,6 +226,10 @@ class CacheFolder:
             with contextlib.suppress(OSError):  # it has other contents
                 entry.folder.parent.rmdir()
         return sum(entry.size_bytes for _, entry in removed)
+
+    def remove(self, url: str) -> None:
+        """Remove the contents of an object that no process uses."""
+        self.evict(list(entries_of(self._of(url))))
 
     def used(self) -> set[str]:
         """The names of the entries that processes use that have not ended."""
