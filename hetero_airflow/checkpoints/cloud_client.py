@@ -200,6 +200,11 @@ _first_user: int | None = None
 """The process that made the first request; its forks can make none."""
 
 
+def first_user() -> int | None:
+    """The id of the process that made the first request; None before that."""
+    return _first_user
+
+
 @contextlib.contextmanager
 def translated_errors(asked: str) -> Iterator[None]:
     """Turns obstore's and the system's errors into ours."""

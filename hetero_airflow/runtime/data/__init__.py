@@ -24,12 +24,13 @@ from typing import BinaryIO
 
 from hetero_airflow.contract.data_settings import DataSettings
 from hetero_airflow.runtime.data.cache import Cache, Published, Revalidate
+from hetero_airflow.runtime.data.forked import ForkedCache, is_needed
 from hetero_airflow.runtime.data.shards import Shards
 from hetero_airflow.settings import DATA_VARIABLE
 
 __all__ = ["cached", "cached_all", "cached_tree", "open_cached", "publish", "published", "shards"]
 
-_caches: dict[int, Cache] = {}
+_caches: dict[int, Cache | ForkedCache] = {}
 published: dict[str, Published] = {}
 """URL → what this process last published there."""
 
@@ -96,9 +97,10 @@ def publish(file: str | os.PathLike[str], url: str) -> Published:
     return published[url]
 
 
-def _cache() -> Cache:
+def _cache() -> Cache | ForkedCache:
     """A forked process has its own: it can't use its parent's connections and threads."""
     process = os.getpid()
     if process not in _caches:
-        _caches.setdefault(process, Cache(DataSettings.of(os.environ.get(DATA_VARIABLE))))
+        cache = ForkedCache() if is_needed() else Cache(DataSettings.of(os.environ.get(DATA_VARIABLE)))
+        _caches.setdefault(process, cache)
     return _caches[process]

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from hetero_airflow.errors import DataError, shorten
 from hetero_airflow.runtime.data import zstd
 from hetero_airflow.runtime.data.cache import Cache
+from hetero_airflow.runtime.data.forked import ForkedCache
 
 MAX_AHEAD = 100
 """A limit that only a mistake exceeds."""
@@ -27,7 +28,7 @@ class Shards(Sequence[Any]):
     :raises DataError: a URL with an unknown suffix, no shard, or an invalid `ahead`
     """
 
-    def __init__(self, urls: Sequence[str], ahead: int, cache: Callable[[], Cache]) -> None:
+    def __init__(self, urls: Sequence[str], ahead: int, cache: Callable[[], Cache | ForkedCache]) -> None:
         if isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead <= MAX_AHEAD:
             raise DataError(f"ahead={shorten(ahead)}", found="no number of shards", remedy=f"Use 0 to {MAX_AHEAD}")
         self._urls = tuple(urls)
