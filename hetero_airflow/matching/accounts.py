@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero_airflow.matching.matcher import Fit
+from hetero_airflow.matching.scoring import own_terms
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Reason
 from hetero_airflow.model.request import Alternative
@@ -105,7 +106,7 @@ def account_text(account: Account) -> str:
         lines += [f"    possible: {_candidate_text(candidate)}" for candidate in alternative.candidates]
     candidates = [candidate for alternative in account.alternatives for candidate in alternative.candidates]
     if account.chosen and account.chosen not in candidates:
-        is_as_good = any(account.chosen.terms == candidate.terms for candidate in candidates)
+        is_as_good = any(own_terms(account.chosen.terms) == own_terms(candidate.terms) for candidate in candidates)
         lines.append(
             f"  chosen, {'as good' if is_as_good else 'after equal requests'}: {_candidate_text(account.chosen)}"
         )

@@ -45,6 +45,8 @@ class PlacementScorer(Protocol):
         """The terms of the score, weights included; the placement with the greatest sum wins."""
 
 
+PACKED = "packed"
+
 WEIGHTS: Mapping[str, float] = {
     "real": 20.0,
     "memory": 10.0,
@@ -52,13 +54,22 @@ WEIGHTS: Mapping[str, float] = {
     "shared": 4.0,
     "numa": 2.0,
     "no_accelerator": 2.0,
-    "packed": 0.4,
+    PACKED: 0.4,
 }
 """The weight of each term of `TightFitScorer`; each term is between 0 and 1.
 
 A real device always wins over a simulated one. Twice the memory costs half a point, about as much as a full worker
 gains for packing, so large devices stay free for large requests. A link is worth more than both.
 """
+
+
+def own_terms(terms: Mapping[str, float]) -> dict[str, float]:
+    """The terms that matter to the task itself: all but how full its worker becomes.
+
+    >>> own_terms({"real": 20.0, "packed": 0.2})
+    {'real': 20.0}
+    """
+    return {name: term for name, term in terms.items() if name != PACKED}
 
 
 class TightFitScorer:
@@ -85,14 +96,14 @@ class TightFitScorer:
             cpu = chosen[0]
             cpu_milli = held[cpu].share_milli + device_need(alternative, shape.devices[cpu]).share_milli
             terms["no_accelerator"] = 1.0 if shape.accelerators == 0 else 0.0
-            terms["packed"] = cpu_milli / shape.capacity[cpu][0]
+            terms[PACKED] = cpu_milli / shape.capacity[cpu][0]
         else:
             gib = max(_memory(shape, p) for p in chosen) / 2**30
             terms["memory"] = 1 - math.log2(1 + gib) / 20
             if alternative.share is not None:
                 terms["shared"] = (held[chosen[0]].share_milli + alternative.share_milli) / MILLI_PER_DEVICE
             busy = sum(held[p].share_milli > 0 or p in chosen for p in feasibility.usable)
-            terms["packed"] = busy / len(feasibility.usable)
+            terms[PACKED] = busy / len(feasibility.usable)
         if len(chosen) > 1:
             linked, near = joined_pairs(shape, chosen)
             pairs = len(chosen) * (len(chosen) - 1) / 2

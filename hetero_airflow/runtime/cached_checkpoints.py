@@ -10,6 +10,8 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from hetero_airflow.checkpoints import OBJECT_STORES
@@ -37,10 +39,16 @@ def with_host_cache(store: CheckpointStore, place: CheckpointPlace) -> Checkpoin
         return store
     settings = DataSettings.of(os.environ.get(DATA_VARIABLE))
     try:
-        return CachedCheckpoints(store, place, CacheFolder(settings.root, settings.size_bytes))
+        return CachedCheckpoints(store, place, _folder(os.getpid(), settings.root, settings.size_bytes))
     except Unusable as error:
         logger.info("Checkpoints are read without a cache: the folder %s can't be used (%s)", settings.root, error)
         return store
+
+
+@lru_cache(maxsize=1)
+def _folder(process: int, root: Path, size_bytes: int | None) -> CacheFolder:
+    """The cache folder as this process uses it."""
+    return CacheFolder(root, size_bytes)
 
 
 class CachedCheckpoints:
@@ -52,7 +60,7 @@ class CachedCheckpoints:
         self._path = place.path
         self._folder = folder
         self._given: set[str] = set()
-        """Keys whose cached files were handed out. Who asks again has found that one damaged."""
+        """Keys that were asked for. Who asks again has found the file damaged, and gets it from the store."""
         self._kept: defaultdict[str, list[str]] = defaultdict(list)
         """Checkpoint → URLs under which this process knows its files in the cache."""
 
@@ -73,18 +81,21 @@ class CachedCheckpoints:
             return
         for earlier in [kept for kept in self._kept if kept != checkpoint]:
             for url in self._kept.pop(earlier):
-                self._folder.remove(url)
+                with suppress(OSError):
+                    self._folder.remove(url)
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
-        url = f"{self._url}/{key}"
-        with self._folder.alone(url):  # the other ranks of this host wait for one download
-            if key in self._given:
+        url, is_first = f"{self._url}/{key}", key not in self._given
+        self._given.add(key)
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(self._folder.alone(url))  # the other ranks of this host wait for one download
+                if is_first and self._take(url, key, target, at_most):
+                    return
                 self._folder.remove(url)
-            elif self._take(url, key, target, at_most):
-                self._given.add(key)
-                return
-            self._given.discard(key)
+            except OSError as error:
+                logger.info("%s is not looked up in the cache: %s", shorten(key), error.strerror)
             self._store.fetch(key, target, at_most=at_most)
             self._keep(key, target)
 
@@ -117,9 +128,11 @@ class CachedCheckpoints:
         return True
 
     def _keep(self, key: str, file: Path) -> None:
-        """Put a file into the cache. What the disk can't take is left out."""
+        """Put a file into the cache. What would fill the most of it, or what the disk can't take, is left out."""
         url = f"{self._url}/{key}"
         try:
+            if file.stat().st_size > self._folder.limit(0, shutil.disk_usage(self._folder.root).free) / 2:
+                return
             kept = self._folder.new_file(url)
             try:
                 _link(file, kept, is_copy=self._is_private(key))

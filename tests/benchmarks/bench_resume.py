@@ -141,7 +141,7 @@ def run(link: SlowLink, cache: str, token: int, ranks: int, rows: int, what: str
         subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    said = [process.communicate()[0] for process in processes]
+    said = [process.communicate(timeout=1800)[0] for process in processes]
     assert not any(process.returncode for process in processes), "a rank failed"
     return json.loads(said[0]), link.received_bytes - before
 

@@ -1,13 +1,16 @@
 """Checkpoints of a real S3 server, with the data cache of this host before them."""
 
+import gc
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from botocore.httpsession import URLLib3Session
 
+from hetero_airflow.checkpoints.object_store import ObjectStore
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.runtime.cached_checkpoints import CachedCheckpoints, with_host_cache
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession, read_published
@@ -110,12 +113,12 @@ def test_a_damaged_file_in_the_cache_is_read_again_and_replaced(place, fetched, 
 def test_a_cached_file_that_is_too_large_is_read_again(place, fetched, cache):
     save(begun(place, 1), 3)
     (path,) = cached_files(cache)
-    larger = path.parents[1].with_name(path.parents[1].name + "9")
-    content = path.read_bytes()
+    content = path.read_bytes() * 2
+    larger = path.parents[1].with_name(f"{path.parents[1].name.partition('-')[0]}-{len(content)}")
     path.parents[1].rename(larger)
     path = larger / "data" / path.name
     path.chmod(0o644)
-    path.write_bytes(content * 12)
+    path.write_bytes(content)
     assert begun(place, 2).latest().state == {"weights": [*WEIGHTS, 3]}
 
 
@@ -187,3 +190,48 @@ def test_a_folder_of_checkpoints_has_no_cache_before_it(place, tmp_path):
     place = place.model_copy(update={"url": tmp_path.as_uri(), "endpoint": None, "endpoints": ()})
     store = open_store(place)
     assert with_host_cache(store, place) is store
+
+
+def test_a_file_that_was_damaged_on_its_way_is_read_once_more(place, cache, monkeypatch):
+    save(begun(place, 1), 3)
+    monkeypatch.setenv(DATA_VARIABLE, json.dumps({"folder": str(cache / "other")}))
+    fetch, damaged = ObjectStore.fetch, []
+
+    def damage_first(self, key, target, *, at_most):
+        fetch(self, key, target, at_most=at_most)
+        if not damaged:
+            damaged.append(key)
+            target.write_bytes(bytes([target.read_bytes()[0] ^ 1]) + target.read_bytes()[1:])
+
+    monkeypatch.setattr(ObjectStore, "fetch", damage_first)
+    assert begun(place, 2).latest().state == {"weights": [*WEIGHTS, 3]}
+    assert len(damaged) == 1
+
+
+def test_a_cache_that_is_removed_meanwhile_costs_nothing_but_requests(place, cache, fetched):
+    session = begun(place, 1)
+    save(session, 3)
+    later = begun(place, 2)
+    shutil.rmtree(cache)
+    assert later.latest().state == {"weights": [*WEIGHTS, 3]}
+    save(later, 4)
+    assert begun(place, 3).latest().step == 4
+
+
+def test_a_file_that_would_fill_the_most_of_the_cache_is_left_out(place, cache, monkeypatch):
+    monkeypatch.setenv(DATA_VARIABLE, json.dumps({"folder": str(cache), "size_bytes": 5000}))
+    save(begun(place, 1), 3)
+    assert cached_files(cache) == []
+
+
+def test_a_process_that_opens_many_checkpoints_opens_the_cache_once(place):
+    session = begun(place, 1)
+    save(session, 3)
+    entry = session.published
+    found = {"url": place.url, "path": place.path, "key": entry.key, "digest": entry.digest}
+    read_published(place, found)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        assert read_published(place, found).step == 3
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before

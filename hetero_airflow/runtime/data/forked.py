@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,8 +38,7 @@ class ForkedCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="data")
-        command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-        self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._reader: subprocess.Popen[str] | None = None
 
     def file(self, url: str, revalidate: Revalidate) -> Path:
         """See `Cache.file`."""
@@ -70,20 +70,37 @@ class ForkedCache:
         return self._threads.submit(read, item)
 
     def _ask(self, call: str, *arguments: Any) -> Any:
-        reader = self._reader
-        assert reader.stdin
-        assert reader.stdout
         with self._lock:
             try:
-                reader.stdin.write(f"{json.dumps([call, arguments])}\n")
-                reader.stdin.flush()
-                answer = json.loads(reader.stdout.readline())
-            except (OSError, ValueError) as error:
+                answer = self._exchange(json.dumps([call, arguments]))
+            except BaseException as error:  # of an answer that comes later, nobody would know to what
+                self._end()
+                if not isinstance(error, OSError | ValueError):
+                    raise
                 found = "a process that reads for this one, and has ended"
                 raise errors.DataError("to read data", found=found, remedy="See the log, and try again") from error
         if "error" in answer:
             raise _rebuilt(answer)
         return answer["value"]
+
+    def _exchange(self, line: str) -> dict[str, Any]:
+        if self._reader is None:
+            command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+            self._reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._reader.stdin
+        assert self._reader.stdout
+        self._reader.stdin.write(f"{line}\n")
+        self._reader.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._reader.stdout.readline())
+        return answer
+
+    def _end(self) -> None:
+        """The next call begins with another process."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.kill()
+            with suppress(OSError):  # what was not written yet
+                reader.communicate()
 
 
 def _rebuilt(answer: dict[str, Any]) -> Exception:
@@ -108,7 +125,7 @@ def _answer(cache: Cache, call: str, arguments: list[Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print is no answer
+    os.dup2(2, 1)  # what others print from now on is no answer
     cache = Cache(DataSettings.of(os.environ.get(DATA_VARIABLE)))
     for line in sys.stdin:
         call, arguments = json.loads(line)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 import numpy
 import psutil
@@ -106,3 +107,41 @@ def test_the_process_that_reads_ends_with_its_fork(folder, use):
 
     reader = in_fork(work)
     eventually(lambda: not psutil.pid_exists(reader) or psutil.Process(reader).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_after_an_interruption_no_call_gets_the_answer_of_another(folder, use):
+    _, write = folder
+    urls = [write("a", b"1"), write("b", b"2")]
+    data.cached(urls[0])
+
+    def work():
+        def interrupt(*_):
+            raise TimeoutError
+
+        data.cached(urls[0])
+        signal.signal(signal.SIGALRM, interrupt)
+        os.kill(data._cache()._reader.pid, signal.SIGSTOP)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            data.cached(urls[0])
+        except DataError as error:
+            said = error.found
+        return said, data.cached(urls[1]).read_bytes().decode()
+
+    assert in_fork(work) == ["a process that reads for this one, and has ended", "2"]
+
+
+def test_a_reader_that_was_killed_is_started_again(folder, use):
+    _, write = folder
+    url = write("a", b"1")
+    data.cached(url)
+
+    def work():
+        data.cached(url)
+        os.kill(data._cache()._reader.pid, signal.SIGKILL)
+        try:
+            data.cached(url)
+        except DataError:
+            return data.cached(url).read_bytes().decode()
+
+    assert in_fork(work) == "1"
