@@ -1,5 +1,6 @@
 """A task's place and its supervisor's folder, both empty, and runs of a task that begin one after the other."""
 
+import multiprocessing.util
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,12 @@ Begin = Callable[..., CheckpointSession]
 """What begins a new run of the task."""
 
 GIVEN = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folder_for_sockets() -> None:
+    """Loader workers share the folder of this process: one that a worker makes while it ends would stay behind."""
+    multiprocessing.util.get_temp_dir()
 
 
 @pytest.fixture
