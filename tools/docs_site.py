@@ -18,6 +18,7 @@ from hetero_airflow.executor.housekeeping import emit_demand
 from hetero_airflow.executor.recommended_settings import recommendations
 from hetero_airflow.metrics.catalog import METRICS
 from hetero_airflow.model.arguments import arguments_schema
+from hetero_airflow.model.devices.features import ARCHITECTURES, CPU_FLAGS, accelerator_dtype
 from hetero_airflow.model.devices.names import known_products, other_names
 from hetero_airflow.settings import OPTIONS, SECTION, default
 
@@ -42,6 +43,7 @@ def reference_pages() -> dict[str, str]:
     pages = {
         "reference/requests.md": requests_page(),
         "reference/models.md": models_page(),
+        "reference/device_features.md": device_features_page(),
         "reference/settings.md": settings_page(),
         "reference/commands.md": commands_page(),
         "reference/policies.md": policies_page(),
@@ -132,6 +134,36 @@ def type_text(part: Mapping[str, Any]) -> str:
     if part["type"] == "array":
         return f"list of {type_text(part['items'])}"
     return {"object": "mapping"}.get(part["type"], part["type"])
+
+
+def device_features_page() -> str:
+    """The rules by which the features of a device are known."""
+    rows = [
+        (
+            rule.vendor,
+            f"`{rule.key.pattern}`",
+            rule.name,
+            rule.dtypes.upper() or "FP32",
+            accelerator_dtype(rule.dtypes.split()).upper(),
+            rule.compiler or "-",
+            rule.collectives,
+        )
+        for rule in ARCHITECTURES
+    ]
+    flags = [(f"`{flag}`", dtype.upper()) for flag, dtype in CPU_FLAGS.items()]
+    return "\n\n".join(
+        (
+            "# Device features",
+            "What the matrix units of each architecture compute, and the type that `runtime.precision()` chooses "
+            "([compute](../compute.md)). `airflow hetero devices --features` shows your devices.",
+            table(("vendor", "rule", "architecture", "computes fast", "trains in", "compiler", "collectives"), rows),
+            "The rule is a pattern for NVIDIA's compute capability, AMD's target, the series of an Ascend NPU, or the "
+            "generation of a TPU. A device that fits none is unknown, and trains in FP32.",
+            "A CPU computes fast what its flags in `/proc/cpuinfo` say. It trains in BF16 with `avx512_bf16` or "
+            "`amx_bf16`, else in FP32.",
+            table(("flag", "type"), flags),
+        )
+    )
 
 
 def settings_page() -> str:

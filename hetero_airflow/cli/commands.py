@@ -201,7 +201,13 @@ def _command(path: str, name: str, help: str, *args: Arg) -> Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    _command(_workers, "devices", "Show the devices of this machine; needs no database", _JSON),
+    _command(
+        _workers,
+        "devices",
+        "Show the devices of this machine; needs no database",
+        _flag("--features", "Show what each device computes fast, and what a task there trains in"),
+        _JSON,
+    ),
     _command(_workers, "models", "List the models that a request can name, and what each matches here", _JSON),
     _command(
         _workers, "cache", "Show what this host has cached of object stores; remove it, or keep it", *_CACHE, _JSON

@@ -35,6 +35,7 @@ from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_bytes, to_count, to_ids, to_number, to_text, to_word
 from hetero_airflow.errors import ProbeError
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.features import CPU_FLAGS, FLAGS_KEY
 from hetero_airflow.model.devices.names import architecture_of
 
 DEVICE_ID = "cpu"
@@ -119,10 +120,26 @@ def parse(facts: Mapping[str, Any]) -> ProbeResult:
             "logical_cores": online,
             "clock_mhz": round(mhz) if mhz else None,
             "cpu_quota": quota,
+            FLAGS_KEY: known_flags(cpuinfo),
         },
     )
     utilization = min(1.0, load / online) if load is not None and online else None
     return ProbeResult((device,), (Telemetry(device_id=DEVICE_ID, memory_free_bytes=free, utilization=utilization),))
+
+
+def read_flags() -> str | None:
+    """What `known_flags` finds on this host."""
+    return known_flags(_fields(read_text(Path("/proc/cpuinfo"), limit=16384)))
+
+
+def known_flags(cpuinfo: Mapping[str, str]) -> str | None:
+    """Those of `CPU_FLAGS` that the first processor has, in their order; None if the kernel shows no flags.
+
+    >>> known_flags({"flags": "fpu avx512_bf16 sse2"}), known_flags({"features": "fp asimd"}), known_flags({})
+    ('avx512_bf16', '', None)
+    """
+    text = cpuinfo.get("flags") or cpuinfo.get("features")
+    return None if text is None else " ".join(flag for flag in CPU_FLAGS if flag in text.split())
 
 
 def _fields(cpuinfo: object) -> dict[str, str]:

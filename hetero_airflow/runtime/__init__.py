@@ -1,8 +1,8 @@
 """Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
 
-DAG authors use `current_lease`, `torch_device`, `progress` and the module `checkpoint`, and outside of Airflow
-`local_lease`. The other modules serve these: the loop and its notice to stop, the ``state/`` of a training, and the
-processes of a ``gang/``.
+DAG authors use `current_lease`, `torch_device`, `precision`, `progress` and the module `checkpoint`, and outside of
+Airflow `local_lease`. The other modules serve these: the loop and its notice to stop, the ``state/`` of a training, the
+processes of a ``gang/``, and settings of torch for the leased device (``compute/``).
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
@@ -13,21 +13,24 @@ in the environment. In a task, use HeteroExecutor; `airflow hetero config --chec
 Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu").
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.contract.task_lease import TaskLease, current_lease, torch_device
 from hetero_airflow.runtime.progress_file import progress
 
 if TYPE_CHECKING:
+    from hetero_airflow.runtime.compute.mixed_precision import precision as precision
     from hetero_airflow.runtime.local_leases import local_lease as local_lease
 
-__all__ = ["TaskLease", "current_lease", "local_lease", "progress", "torch_device"]
+__all__ = ["TaskLease", "current_lease", "local_lease", "precision", "progress", "torch_device"]
+
+_ON_FIRST_USE = {"local_lease": "local_leases", "precision": "compute.mixed_precision"}
+"""Name → module. A task of a scheduler needs neither discovery nor a policy, and not each task needs torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import `local_lease` on first use: a task of a scheduler needs neither discovery nor a policy."""
-    if name == "local_lease":
-        from hetero_airflow.runtime.local_leases import local_lease
-
-        return local_lease
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import what is in `_ON_FIRST_USE`."""
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ON_FIRST_USE[name]}"), name)

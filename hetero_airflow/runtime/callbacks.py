@@ -73,7 +73,8 @@ class TrainerState:
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         _load_each(trainer.optimizers, state["optimizers"])
         _load_each(schedulers, state["schedulers"])
-        trainer.precision_plugin.load_state_dict(state["precision"])
+        if state["precision"]:  # empty without a scaled loss, as on a device that trains in BF16
+            trainer.precision_plugin.load_state_dict(state["precision"])
         trainer.fit_loop.load_state_dict(state["loop"])
 
 
@@ -96,9 +97,10 @@ class AccelerateState:
         return {name: [part.state_dict() for part in parts] for name, parts in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the objects that are prepared now, in the same order."""
+        """Restore the objects that are prepared now, in the same order. A scaler that was saved may be gone, or new."""
         for name, parts in self._parts().items():
-            _load_each(parts, state[name])
+            if name != "scaler" or (parts and state[name]):
+                _load_each(parts, state[name])
 
     def _parts(self) -> dict[str, list[Any]]:
         accelerator = self._accelerator

@@ -1,4 +1,4 @@
-"""`dag.test()` of each example, and of the DAGs of the README and the tutorial, without a scheduler."""
+"""`dag.test()` of each example, of the DAGs of README and tutorial, and of docs/compute.md, without a scheduler."""
 
 import os
 import re
@@ -47,8 +47,14 @@ def test_the_dags_of_the_examples_the_readme_and_the_tutorial_run(tmp_path):
 
 @pytest.mark.system
 def test_the_examples_that_train_run(tmp_path, s3_server):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/compute.md").read_text(), re.S)
+    dags = {match[1]: code for code in blocks if (match := re.search(r"@dag\(.*\)\ndef (\w+)", code))}
+    (tmp_path / "dags").mkdir()
+    for name, code in dags.items():
+        (tmp_path / f"dags/{name}.py").write_text(code)
     states, output = run_all(tmp_path, TRAINING, lake_settings(s3_server, "local-runs"))
-    assert states == dict.fromkeys(TRAINING, "success"), output
+    assert dags
+    assert states == dict.fromkeys([*TRAINING, *dags], "success"), output
 
 
 def run_all(tmp_path, examples, settings=()):

@@ -36,6 +36,7 @@ def epyc(fixture_text):
 def test_the_host_is_one_device_with_the_cores_it_may_use(epyc):
     details = {
         "sockets": 1, "numa_nodes": 2, "physical_cores": 4, "logical_cores": 8, "clock_mhz": 2596, "cpu_quota": None,
+        "cpu_flags": "",
     }  # fmt: skip
     assert cpu.parse(epyc) == ProbeResult(
         devices=(
@@ -125,3 +126,14 @@ def test_a_missing_sys_leaves_facts_out(tmp_path: Path):
     facts = cpu.read(tmp_path)
     assert (facts["cpuinfo"], facts["nodes"], facts["clock_khz"], facts["memory_limits"]) == ("", {}, None, [])
     assert cpu.parse(facts).devices[0].vendor == "generic"
+
+
+def test_the_flags_that_make_types_fast_are_reported(epyc, fixture_text):
+    def flags(cpuinfo):
+        return cpu.parse(epyc | {"cpuinfo": cpuinfo}).devices[0].details["cpu_flags"]
+
+    assert flags("flags\t\t: fpu avx2 avx512_vnni amx_bf16 avx512_bf16 amx_tile") == "avx512_bf16 amx_bf16 avx512_vnni"
+    assert flags(fixture_text("cpu/cpuinfo-epyc.txt")) == ""
+    assert flags(fixture_text("cpu/cpuinfo-kunpeng.txt")) == ""
+    assert flags("Features\t: fp asimd bf16 i8mm sve") == "bf16 i8mm"
+    assert flags("processor : 0") is None

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.notice import NOTICE
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.callbacks import AccelerateState, lightning_checkpoint
+from hetero_airflow.runtime.callbacks import AccelerateState, TrainerState, lightning_checkpoint
+from hetero_airflow.runtime.compute.mixed_precision import LossScaler
 from hetero_airflow.runtime.state.tree import stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 
@@ -52,6 +55,14 @@ def test_all_objects_that_accelerate_prepared_are_restored(values) -> None:
     assert stage(restored).tree == stage(state).tree
 
 
+@pytest.mark.parametrize(("saved", "now"), [((1, 2, 3, 4), (0, 0, 0, 0, 9)), ((1, 2, 3, 4, 5), (0, 0, 0, 0))])
+def test_a_device_with_another_precision_has_a_scaler_more_or_less(saved, now) -> None:
+    restored = Prepared(*now)
+    AccelerateState(restored).load_state_dict(AccelerateState(Prepared(*saved)).state_dict())
+    assert [part.value for (part,) in (restored._models, restored._optimizers, restored._custom_objects)] == [1, 2, 4]
+    assert restored.scaler is None or restored.scaler.value == 9
+
+
 def test_another_number_of_optimizers_is_refused() -> None:
     state = AccelerateState(Prepared(1, 2, 3, 4)).state_dict()
     with pytest.raises(ValueError, match="zip"):
@@ -74,6 +85,21 @@ def test_a_real_accelerator_is_saved_and_restored() -> None:
     *_, restored = prepared()
     restored.load_state_dict(state.state_dict())
     assert stage(restored).text() == stage(state).text()
+
+
+def test_a_trainer_goes_on_where_the_loss_is_scaled_anew() -> None:
+    amp = pytest.importorskip("lightning.pytorch.plugins.precision")
+
+    def state(precision_plugin):
+        return TrainerState(
+            SimpleNamespace(optimizers=[], lr_scheduler_configs=[], fit_loop=Part(1), precision_plugin=precision_plugin)
+        )
+
+    bf16, fp16 = amp.MixedPrecision("bf16-mixed", "cpu"), amp.MixedPrecision("16-mixed", "cpu", LossScaler("cpu"))
+    saved = fp16.state_dict()
+    state(fp16).load_state_dict(state(bf16).state_dict())
+    state(bf16).load_state_dict(state(fp16).state_dict())
+    assert fp16.state_dict() == saved
 
 
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")  # Lightning's own

@@ -1,7 +1,7 @@
 """``airflow hetero devices``: the hardware of this machine."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.console import RenderableType
 from sqlalchemy import Engine
@@ -13,6 +13,7 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.explanation.device_text import count, pairs_text
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.features import DeviceFeatures, device_features
 from hetero_airflow.model.devices.memory import memory_text
 from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.worker import Inventory
@@ -30,7 +31,13 @@ def devices(args: Namespace) -> None:
     inventory = discover(worker_id, labels=labels, probe_timeout_s=timeout_s, exclude=exclude)
     worker = with_holds(inventory.worker, holds_here(database(), worker_id))
     inventory = inventory.model_copy(update={"worker": worker})
-    if args.json:
+    if args.features:
+        features = {device.id: device_features(device) for device in worker.devices}
+        if args.json:
+            show_json({id_: known._asdict() for id_, known in features.items()})
+        else:
+            show(*features_report(worker.devices, features))
+    elif args.json:
         show_json(inventory.model_dump(mode="json"))
     else:
         show(*device_report(inventory))
@@ -75,6 +82,32 @@ def device_report(inventory: Inventory) -> Iterator[RenderableType]:
             yield cell(f"{kind} {device.id}: {device.problem or 'its probe gives no reason'}", style="yellow")
     for problem in inventory.problems:
         yield cell(f"Problem: {problem}", style="red")
+
+
+def features_report(devices: Iterable[Device], features: Mapping[str, DeviceFeatures]) -> Iterator[RenderableType]:
+    """What each device computes fast, as a table, and a line for each that is not known. Pure.
+
+    A task on a simulated device computes on the CPU.
+
+    :param features: by the ids of the devices
+    """
+    rows = [
+        (
+            cell(f"{device} ({device.kind} {device.index})"),
+            cell(known.architecture, *([known.matrix_units] if known.matrix_units else [])),
+            cell("unknown" if known.unknown else " ".join(known.dtypes).upper() or "FP32"),
+            cell("as the CPU" if device.simulated else known.training_dtype.upper()),
+            cell(known.compiler or "unknown"),
+            cell(known.collectives or "unknown"),
+        )
+        for device in devices
+        for known in (features[device.id],)
+    ]
+    yield table(("DEVICE", "ARCHITECTURE", "COMPUTES FAST", "TRAINS IN", "COMPILER", "COLLECTIVES"), rows, whole=0)
+    for device in devices:
+        if why := features[device.id].unknown:
+            trains = "" if device.simulated else ". A task there trains in FP32"
+            yield cell(f"Unknown: {device.id}: {why}{trains}.", style="yellow")
 
 
 def _identity(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:

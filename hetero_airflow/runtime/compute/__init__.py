@@ -1,0 +1,1 @@
+"""Settings of torch that fit the leased device."""
