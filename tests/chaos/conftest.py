@@ -12,13 +12,13 @@ from pathlib import Path
 import boto3
 import pytest
 from local_airflow import LocalAirflow
-from moto.server import ThreadedMotoServer
 
 from tests.chaos.catalogue import FAULTS
 from tests.chaos.scene import Scene
 from tests.chaos.table import Table
 from tests.checkpoints.fault_proxy import FaultProxy, fault_proxy
 from tests.postgres_server import running_postgres
+from tests.s3_server import running_s3
 from tests.system.fleet_runs import with_example
 
 HERE = Path(__file__).parent
@@ -79,17 +79,13 @@ def s3() -> Iterator[FaultProxy]:
     """Forwards requests to moto's HTTP server, except for those that a fault lets fail."""
     for name in ("werkzeug", "botocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with fault_proxy(f"http://{host}:{port}") as proxy, pytest.MonkeyPatch.context() as patch:
+    with running_s3() as url, fault_proxy(url) as proxy, pytest.MonkeyPatch.context() as patch:
         for name, value in S3.items():
             patch.setenv(name, value)
         client = boto3.client("s3", endpoint_url=proxy.url)
         client.create_bucket(Bucket="chaos")
         client.close()
         yield proxy
-    server.stop()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ import botocore.session
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from moto.server import ThreadedMotoServer
 
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, object_store
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
@@ -23,6 +22,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from tests.checkpoints.azurite_server import ACCOUNT, KEY, azurite, make_container
 from tests.checkpoints.google_stub import GoogleStub
+from tests.s3_server import running_s3
 
 NewPlace = Callable[..., CheckpointPlace]
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -80,11 +80,8 @@ def file_place(tmp_path: Path) -> NewPlace:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Address of moto's HTTP server."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with running_s3() as url:
+        yield url
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ def train(mixed: Precision, model: torch.nn.Module, optimizer: torch.optim.Optim
 def test_a_model_computes_in_the_type_of_its_device_and_keeps_its_weights(
     features, dtype, is_scaled, lightning, accelerate
 ):
+    torch.manual_seed(1)
     mixed = precision_of(features, "cpu")
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -54,7 +55,8 @@ def test_a_model_computes_in_the_type_of_its_device_and_keeps_its_weights(
     assert (computed, mixed.dtype, mixed.scaler.is_enabled()) == (dtype, dtype, is_scaled)
     assert (mixed.lightning, mixed.accelerate) == (lightning, accelerate)
     assert model.weight.dtype is torch.float32
-    assert train(mixed, model, optimizer)[1] < first
+    losses = [train(mixed, model, optimizer)[1] for _ in range(20)]  # a scaler leaves out its first steps
+    assert losses[-1] < first
 
 
 @pytest.mark.parametrize(("before", "after"), [(H100, V100), (V100, H100), (V100, V100)])
@@ -75,7 +77,7 @@ def test_a_training_goes_on_in_another_precision(begin, before, after):
     }
     if first.scaler.is_enabled() and second.scaler.is_enabled():
         assert second.scaler.state_dict() == first.scaler.state_dict()
-    weights_after, _ = loop(begin(), after, 4)
+    weights_after, _ = loop(begin(), after, 20)
     assert weights_after["weight"].tolist() != weights["weight"].tolist()
 
 
