@@ -145,7 +145,7 @@ def device_features_page() -> str:
             rule.name,
             rule.dtypes.upper() or "FP32",
             accelerator_dtype(rule.dtypes.split()).upper(),
-            rule.compiler or "-",
+            rule.compiler,
             rule.collectives,
         )
         for rule in ARCHITECTURES
@@ -158,7 +158,8 @@ def device_features_page() -> str:
             "([compute](../compute.md)). `airflow hetero devices --features` shows your devices.",
             table(("vendor", "rule", "architecture", "computes fast", "trains in", "compiler", "collectives"), rows),
             "The rule is a pattern for NVIDIA's compute capability, AMD's target, the series of an Ascend NPU, or the "
-            "generation of a TPU. A device that fits none is unknown, and trains in FP32.",
+            "generation of a TPU. `gtx` stands for a word of the model. The first rule that fits counts. A device that "
+            "fits none is unknown, and trains in FP32.",
             "A CPU computes fast what its flags in `/proc/cpuinfo` say. It trains in BF16 with `avx512_bf16` or "
             "`amx_bf16`, else in FP32.",
             table(("flag", "type"), flags),

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hetero_airflow.contract.task_lease import current_lease, torch_device
 from hetero_airflow.discovery.cpu import read_flags
-from hetero_airflow.model.devices.features import DeviceFeatures, accelerator_features, cpu_features, unknown_features
+from hetero_airflow.model.devices.features import DeviceFeatures, accelerator_features, cpu_features
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,7 @@ def leased_features() -> DeviceFeatures:
     """
     device = torch_device()
     if device.type == "cpu":
-        flags = read_flags()
-        return unknown_features("its kernel shows no flags") if flags is None else cpu_features(flags.split())
+        return cpu_features(read_flags())
     if device.type == "cuda":
         return _gpu_features(device)
     lease = current_lease()  # torch_device takes such a device only from a lease

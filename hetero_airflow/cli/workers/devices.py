@@ -97,8 +97,8 @@ def features_report(devices: Iterable[Device], features: Mapping[str, DeviceFeat
             cell(known.architecture, *([known.matrix_units] if known.matrix_units else [])),
             cell("unknown" if known.unknown else " ".join(known.dtypes).upper() or "FP32"),
             cell("as the CPU" if device.simulated else known.training_dtype.upper()),
-            cell(known.compiler or "unknown"),
-            cell(known.collectives or "unknown"),
+            cell(known.compiler),
+            cell(known.collectives),
         )
         for device in devices
         for known in (features[device.id],)

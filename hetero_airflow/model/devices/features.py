@@ -32,8 +32,9 @@ CPU_FLAGS = {
 """Flag of /proc/cpuinfo → the type that it makes fast. The last two are Arm's."""
 
 _TRAINED_ON_CPUS = frozenset({"avx512_bf16", "amx_bf16"})
+"""Flags with which a CPU trains in BF16."""
 
-TRITON, CPP = "Inductor (Triton)", "Inductor (C++)"
+TRITON, CPP, XLA, NONE, UNKNOWN = "Inductor (Triton)", "Inductor (C++)", "OpenXLA", "none", "unknown"
 
 
 class DeviceFeatures(NamedTuple):
@@ -44,10 +45,10 @@ class DeviceFeatures(NamedTuple):
     """What it computes fast, beside FP32: ``tf32``, ``bf16``, ``fp16``, ``fp8``, ``fp4``, ``int8``, ``int4``."""
     matrix_units: str | None
     """Their name; None if it has none, or they are not known."""
-    compiler: str | None
-    """The back end of torch.compile; None if none is known."""
-    collectives: str | None
-    """The library that ranks on such devices exchange tensors with; None if none is known."""
+    compiler: str
+    """The back end of torch.compile, ``none``, or ``unknown``."""
+    collectives: str
+    """The library that ranks on such devices exchange tensors with, or ``unknown``."""
     unknown: str | None = None
     """Why nothing is known; None for a known device."""
     training_dtype: str = "fp32"
@@ -64,11 +65,11 @@ class Architecture(NamedTuple):
     name: str
     dtypes: str
     matrix_units: str | None
-    compiler: str | None
+    compiler: str
     collectives: str
 
 
-def _rules(vendor: str, units: str, collectives: str, *rows: tuple[str, str, str, str | None]) -> list[Architecture]:
+def _rules(vendor: str, units: str, collectives: str, *rows: tuple[str, str, str, str]) -> list[Architecture]:
     return [
         Architecture(vendor, re.compile(key), name, dtypes, units if dtypes else None, compiler, collectives)
         for key, name, dtypes, compiler in rows
@@ -78,7 +79,7 @@ def _rules(vendor: str, units: str, collectives: str, *rows: tuple[str, str, str
 ARCHITECTURES: tuple[Architecture, ...] = (
     *_rules(
         "nvidia", "Tensor Cores", "NCCL",
-        (r"[3-6]\.\d", "Kepler, Maxwell, Pascal", "", None),
+        (r"[3-6]\.\d", "Kepler, Maxwell, Pascal", "", NONE),
         (r"7\.0", "Volta", "fp16", TRITON),
         (r"7\.2", "Volta (Xavier)", "fp16 int8", TRITON),
         (r"7\.5 gtx", "Turing without Tensor Cores", "", TRITON),
@@ -90,9 +91,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     *_rules(
         "amd", "Matrix Cores", "RCCL",
-        (r"gfx90[06]", "Vega", "", None),
+        (r"gfx90[06]", "Vega", "", NONE),
         (r"gfx908|gfx90a", "CDNA, CDNA 2", "bf16 fp16 int8", TRITON),
-        (r"gfx94[0-2]", "CDNA 3", "tf32 bf16 fp16 fp8 int8", TRITON),
+        (r"gfx942", "CDNA 3", "tf32 bf16 fp16 fp8 int8", TRITON),
         (r"gfx950", "CDNA 4", "bf16 fp16 fp8 fp4 int8", TRITON),
         (r"gfx10[13][0-6]", "RDNA, RDNA 2", "", TRITON),
         (r"gfx110[0-3]|gfx115[0-3]", "RDNA 3", "bf16 fp16 int8 int4", TRITON),
@@ -100,16 +101,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     *_rules(
         "ascend", "Cube units", "HCCL",
-        (r"910|910a|910premiuma|910pro[ab]", "Ascend 910", "fp16 int8", None),
-        (r"310", "Ascend 310", "fp16 int8", None),
-        (r"310[bp]\d?", "Ascend 310B, 310P", "fp16 int8 int4", None),
-        (r"910b\d.*|910c|910-93\d\d", "Ascend 910B, 910C", "bf16 fp16 int8 int4", None),
+        (r"910|910a|910premiuma|910pro[ab]", "Ascend 910", "fp16 int8", UNKNOWN),
+        (r"310", "Ascend 310", "fp16 int8", UNKNOWN),
+        (r"310[bp]\d?", "Ascend 310B, 310P", "fp16 int8 int4", UNKNOWN),
+        (r"910b\d.*|910c|910-93\d\d", "Ascend 910B, 910C", "bf16 fp16 int8 int4", UNKNOWN),
     ),
     *_rules(
         "google", "MXUs", "XLA",
-        (r"v[234]", "TPU v2 to v4", "bf16", "OpenXLA"),
-        (r"v5[ep]|v6e", "TPU v5, v6", "bf16 int8 int4", "OpenXLA"),
-        (r"v7x", "TPU v7", "bf16 fp8", "OpenXLA"),
+        (r"v[234]", "TPU v2 to v4", "bf16", XLA),
+        (r"v5[ep]|v6e", "TPU v5, v6", "bf16 int8 int4", XLA),
+        (r"v7x", "TPU v7", "bf16 fp8", XLA),
     ),
 )  # fmt: skip
 """The rules, of which the first that fits a device holds."""
@@ -129,7 +130,7 @@ def device_features(device: Device) -> DeviceFeatures:
     """
     if device.kind == "cpu":
         flags = device.details.get(FLAGS_KEY)
-        return unknown_features("its probe reports no flags") if flags is None else cpu_features(str(flags).split())
+        return cpu_features(None if flags is None else str(flags))
     key = device.capability if device.vendor in ("nvidia", "amd") else device.model
     return accelerator_features(device.vendor, key, device.model)
 
@@ -141,9 +142,9 @@ def accelerator_features(vendor: str, key: str | None, model: str = "") -> Devic
     :param model: as the probe names it
     """
     if vendor not in _KEYS:
-        return unknown_features(f"no rules for the vendor {vendor}")
+        return _unknown(f"no rules for the vendor {vendor}")
     if not key:
-        return unknown_features(f"its probe reports no {_KEYS[vendor]}")
+        return _unknown(f"its probe reports no {_KEYS[vendor]}")
     texts = [f"{key} gtx", key] if "gtx" in model.split("-") else [key]
     for rule in ARCHITECTURES:
         if rule.vendor == vendor and any(rule.key.fullmatch(text) for text in texts):
@@ -152,7 +153,7 @@ def accelerator_features(vendor: str, key: str | None, model: str = "") -> Devic
             return DeviceFeatures(
                 rule.name, dtypes, rule.matrix_units, rule.compiler, rule.collectives, training_dtype=chosen
             )
-    return unknown_features(f"no rule for its {_KEYS[vendor]} {key}")
+    return _unknown(f"no rule for its {_KEYS[vendor]} {key}")
 
 
 def accelerator_dtype(dtypes: Collection[str]) -> str:
@@ -160,18 +161,20 @@ def accelerator_dtype(dtypes: Collection[str]) -> str:
     return next((dtype for dtype in ("bf16", "fp16") if dtype in dtypes), "fp32")
 
 
-def cpu_features(flags: list[str]) -> DeviceFeatures:
-    """The features of a CPU with these flags.
+def cpu_features(text: str | None) -> DeviceFeatures:
+    """The features of a CPU with these flags, of `CPU_FLAGS`; None if its kernel shows no flags.
 
-    >>> cpu_features(["avx512_bf16", "avx512_vnni"]).dtypes
-    ('bf16', 'int8')
+    >>> cpu_features("avx512_bf16 avx512_vnni").dtypes, cpu_features(None).unknown
+    (('bf16', 'int8'), 'its kernel shows no flags')
     """
-    found = dict.fromkeys(CPU_FLAGS[flag] for flag in CPU_FLAGS if flag in flags)
+    if text is None:
+        return _unknown("its kernel shows no flags")
+    flags = text.split()
+    found = dict.fromkeys(CPU_FLAGS[flag] for flag in flags)
     units = "AMX" if any(flag.startswith("amx_") for flag in flags) else None
     chosen = "bf16" if _TRAINED_ON_CPUS.intersection(flags) else "fp32"
     return DeviceFeatures("CPU", tuple(found), units, CPP, "Gloo", training_dtype=chosen)
 
 
-def unknown_features(why: str) -> DeviceFeatures:
-    """Those of a device of which nothing is known."""
-    return DeviceFeatures("unknown", (), None, None, None, unknown=why)
+def _unknown(why: str) -> DeviceFeatures:
+    return DeviceFeatures(UNKNOWN, (), None, UNKNOWN, UNKNOWN, unknown=why)

@@ -2,7 +2,7 @@
 
 obstore waits for ever in a fork of a process that has used it, as the workers of a DataLoader are by default. So such a
 worker starts a Python of its own, which ends with it. Both talk in lines of JSON: a call, and the paths or the error.
-What is read stays until the worker ends.
+What is read is kept until the worker ends.
 """
 
 import json

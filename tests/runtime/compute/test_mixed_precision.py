@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hetero_airflow.model.devices.features import accelerator_features, cpu_features, unknown_features
+from hetero_airflow.model.devices.features import accelerator_features, cpu_features
 from hetero_airflow.runtime import device_features, precision
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.compute import mixed_precision
@@ -39,9 +39,9 @@ def train(mixed: Precision, model: torch.nn.Module, optimizer: torch.optim.Optim
         (H100, torch.bfloat16, False, "bf16-mixed", "bf16"),
         (V100, torch.float16, True, "16-mixed", "fp16"),
         (P40, torch.float32, False, "32-true", "no"),
-        (cpu_features(["avx512_bf16"]), torch.bfloat16, False, "bf16-mixed", "bf16"),
-        (cpu_features(["avx2"]), torch.float32, False, "32-true", "no"),
-        (unknown_features("no rule"), torch.float32, False, "32-true", "no"),
+        (cpu_features("avx512_bf16"), torch.bfloat16, False, "bf16-mixed", "bf16"),
+        (cpu_features(""), torch.float32, False, "32-true", "no"),
+        (accelerator_features("nvidia", "99.0"), torch.float32, False, "32-true", "no"),
     ],
 )
 def test_a_model_computes_in_the_type_of_its_device_and_keeps_its_weights(
@@ -85,7 +85,7 @@ def test_the_log_says_what_is_chosen_and_why_nothing_is(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(mixed_precision, "leased_features", lambda: H100)
     assert precision().dtype is torch.bfloat16
-    monkeypatch.setattr(mixed_precision, "leased_features", lambda: unknown_features("no rule for its target gfx9999"))
+    monkeypatch.setattr(mixed_precision, "leased_features", lambda: accelerator_features("amd", "gfx9999"))
     assert precision().dtype is torch.float32
     assert caplog.messages == [
         "Training in BF16 on Hopper.",
