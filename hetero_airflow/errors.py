@@ -84,6 +84,10 @@ class DeviceUnavailable(HeteroError, RuntimeError):
     """A local run asks for devices that this machine does not have, or that were not free in time."""
 
 
+class OutOfMemory(HeteroError, MemoryError):
+    """The leased device has no memory for what a task asks of it."""
+
+
 class TraceError(HeteroError, ValueError):
     """A trace or workload that can't be read or contradicts itself; names the line and the field where it can."""
 

@@ -44,8 +44,12 @@ class CheckpointPlace(BaseModel):
     @property
     def newest_key(self) -> str | None:
         """See the function `newest_key`; None if the path is not of a task instance."""
+        return self.task_key("newest.json")
+
+    def task_key(self, name: str) -> str | None:
+        """The key of an object that all runs of the task share; None if the path is not of a task instance."""
         parts = self.path.split("/")
-        return f"{parts[0]}/{parts[1]}/newest.json" if len(parts) == 4 else None
+        return f"{parts[0]}/{parts[1]}/{name}" if len(parts) == 4 else None
 
 
 def checkpoint_path(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:

@@ -1,8 +1,8 @@
 """Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
 
-DAG authors use `current_lease`, `torch_device`, `precision`, `progress` and the module `checkpoint`, and outside of
-Airflow `local_lease`. The other modules serve these: the loop and its notice to stop, the ``state/`` of a training, the
-processes of a ``gang/``, and settings of torch for the leased device (``compute/``).
+DAG authors use `current_lease`, `torch_device`, `precision`, `batch_size`, `progress` and the module `checkpoint`, and
+outside of Airflow `local_lease`. The other modules serve these: the loop and its notice to stop, the ``state/`` of a
+training, the processes of a ``gang/``, and settings of torch for the leased device (``compute/``).
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
@@ -20,12 +20,17 @@ from hetero_airflow.contract.task_lease import TaskLease, current_lease, torch_d
 from hetero_airflow.runtime.progress_file import progress
 
 if TYPE_CHECKING:
+    from hetero_airflow.runtime.compute.batch_search import batch_size as batch_size
     from hetero_airflow.runtime.compute.mixed_precision import precision as precision
     from hetero_airflow.runtime.local_leases import local_lease as local_lease
 
-__all__ = ["TaskLease", "current_lease", "local_lease", "precision", "progress", "torch_device"]
+__all__ = ["TaskLease", "batch_size", "current_lease", "local_lease", "precision", "progress", "torch_device"]
 
-_ON_FIRST_USE = {"local_lease": "local_leases", "precision": "compute.mixed_precision"}
+_ON_FIRST_USE = {
+    "batch_size": "compute.batch_search",
+    "local_lease": "local_leases",
+    "precision": "compute.mixed_precision",
+}
 """Name → module. A task of a scheduler needs neither discovery nor a policy, and not each task needs torch."""
 
 

@@ -174,13 +174,13 @@ class CheckpointSession:
         """What the steps of the running loop wait for."""
         self.published: CheckpointEntry | None = None
         """The newest published checkpoint that this process knows."""
-        self._clock = clock or Clock()
+        self.clock = clock or Clock()
         self._saver = BackgroundSaver()
         self._scratch: ScratchFolder | None = None
         self._claim: WriteClaim | None = None
         self._latest: Checkpoint | None = None
         self._staged: StagedState | None = None  # its memory is reused by the next save
-        self.progress = ProgressFile(control if rank() == 0 else None, self._clock, times=self.times)
+        self.progress = ProgressFile(control if rank() == 0 else None, self.clock, times=self.times)
 
     def latest(self) -> Checkpoint | None:
         """The newest intact checkpoint; waits for a running save."""
@@ -258,7 +258,7 @@ class CheckpointSession:
         def work() -> None:
             try:
                 write()
-                now = self._clock.now()
+                now = self.clock.now()
                 entry = publish(self.store, claim, folder, step=step, metrics=metrics, now=now, is_final=final)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.conftest import s3_server
+from tests.doc_dags import write_dags_of
 from tests.migrated_database import copy_migrated_database
 from tests.s3_lake import lake_settings
 
@@ -47,11 +48,7 @@ def test_the_dags_of_the_examples_the_readme_and_the_tutorial_run(tmp_path):
 
 @pytest.mark.system
 def test_the_examples_that_train_run(tmp_path, s3_server):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/compute.md").read_text(), re.S)
-    dags = {match[1]: code for code in blocks if (match := re.search(r"@dag\(.*\)\ndef (\w+)", code))}
-    (tmp_path / "dags").mkdir()
-    for name, code in dags.items():
-        (tmp_path / f"dags/{name}.py").write_text(code)
+    dags = write_dags_of("docs/compute.md", tmp_path / "dags")
     states, output = run_all(tmp_path, TRAINING, lake_settings(s3_server, "local-runs"))
     assert dags
     assert states == dict.fromkeys([*TRAINING, *dags], "success"), output

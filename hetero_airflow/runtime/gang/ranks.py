@@ -65,6 +65,17 @@ class RankCollectives:
         distributed.all_reduce(tensor, op=distributed.ReduceOp.MIN, group=self.group())
         return bool(tensor.item())
 
+    def largest(self, value: float) -> float:
+        """The largest value of all ranks."""
+        distributed = process_group()
+        if distributed is None:
+            return value
+        import torch
+
+        tensor = torch.tensor([value], dtype=torch.float64)
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX, group=self.group())
+        return float(tensor.item())
+
     def folder(self, path: Path | None) -> Path:
         """The path of rank 0."""
         paths, distributed = [path], process_group()

@@ -1,0 +1,42 @@
+"""The DAGs of docs/compute.md in a real Airflow."""
+
+import pytest
+from local_airflow import LocalAirflow
+
+from tests.doc_dags import write_dags_of
+from tests.system.conftest import QUICK
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory):
+    home = tmp_path_factory.mktemp("airflow")
+    write_dags_of("docs/compute.md", home / "dags")
+    with LocalAirflow(home, home / "dags", simulated="nvidia/h100-80gb:1", settings=QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def log_of(airflow):
+    """What the task of a new run of a DAG logs."""
+
+    def logged(dag_id):
+        run_id = airflow.trigger(dag_id)
+        assert airflow.wait_for_run(dag_id, run_id) == "success"
+        return airflow.log_text(dag_id, run_id, "train")
+
+    return logged
+
+
+def test_a_task_on_a_simulated_device_trains_in_the_precision_of_the_cpu(log_of):
+    log = log_of("train_in_mixed_precision")
+    assert "Training in BF16 on CPU." in log or "Training in FP32 on CPU." in log
+
+
+def test_the_size_of_a_batch_is_kept_for_the_next_run(log_of):
+    found = "Batches of 2048 rows, 1 for an optimizer step of 2048; trial steps: "
+    first, second = log_of("train_in_large_batches"), log_of("train_in_large_batches")
+    assert found in first
+    assert f"{found}1;" not in first
+    assert f"{found}1;" in second
