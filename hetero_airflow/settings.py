@@ -19,6 +19,11 @@ DATA_VARIABLE = "HETERO_AIRFLOW_DATA_SETTINGS"
 CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
 """Environment variable with the folder through which a task and its supervisor communicate."""
 
+COMPRESS_GRADIENTS_VARIABLE = "HETERO_AIRFLOW_COMPRESS_GRADIENTS"
+"""How the ranks of a task send gradients: one of `COMPRESSIONS`; empty for whole gradients."""
+
+COMPRESSIONS = ("fp16", "powersgd")
+
 IN_PROCESS_VARIABLE = "HETERO_AIRFLOW_IN_PROCESS"
 """Environment variable: 1 runs the device tasks of a local run in the process of `dag.test()`, for a debugger."""
 

@@ -33,7 +33,7 @@ from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.recovery.rules import Action, configured_rules
 from hetero_airflow.runtime.rank_process import RankExit
 from hetero_airflow.runtime.visible_devices import lease_environment
-from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.settings import COMPRESS_GRADIENTS_VARIABLE, COMPRESSIONS, LEASE_VARIABLE
 
 MAX_PROCESSES = 4096
 
@@ -55,6 +55,7 @@ class TorchrunKeywords(DeviceTaskKeywords, total=False):
     processes: int | str | None
     max_restarts: int
     env: Mapping[str, str] | XComArg | None
+    compress_gradients: str | None
 
 
 class TorchrunOperator(DeviceOperator):
@@ -82,6 +83,8 @@ class TorchrunOperator(DeviceOperator):
         as many as there are devices, and the maximum on a CPU
     :param max_restarts: how often torchrun starts the ranks again
     :param env: additional environment variables of the ranks; template
+    :param compress_gradients: how `hetero_airflow.runtime.data_parallel` sends gradients: ``fp16`` halves them, and
+        ``powersgd`` sends two thin matrices for each matrix; by default whole
     :param node_rank: only to expand over: ``range(N)``
     :raises RequestError: when the DAG file is parsed, if the arguments contradict each other
 
@@ -104,6 +107,7 @@ class TorchrunOperator(DeviceOperator):
         processes: int | str | None = None,
         max_restarts: int = 3,
         env: Any = None,
+        compress_gradients: str | None = None,
         node_rank: int | None = None,
         **kwargs: Unpack[DeviceTaskKeywords],
     ) -> None:
@@ -117,12 +121,16 @@ class TorchrunOperator(DeviceOperator):
             raise RequestError(
                 "max_restarts", max_restarts, found="no number of restarts", remedy="Give a whole number, 0 or more"
             )
+        if compress_gradients not in (None, *COMPRESSIONS):
+            remedy = f"Use {' or '.join(map(repr, COMPRESSIONS))}, or leave it out"
+            raise RequestError("compress_gradients", compress_gradients, found="no such compression", remedy=remedy)
         self.script = script
         self.module = module
         self.args = args
         self.processes = processes
         self.max_restarts = max_restarts
         self.env = env
+        self.compress_gradients = compress_gradients
         self.node_rank = node_rank
         self._range = parse_processes(processes)
         self._group: RankGroup | None = None
@@ -240,7 +248,7 @@ class TorchrunOperator(DeviceOperator):
 
     def _environment(self, lease: TaskLease | None, count: int) -> dict[str, str]:
         authored = {str(name): str(value) for name, value in (self.env or {}).items()}
-        environment = {**os.environ, **authored}
+        environment = {**os.environ, **authored, COMPRESS_GRADIENTS_VARIABLE: self.compress_gradients or ""}
         if lease is not None:
             environment |= lease_environment(lease, environment)
             if lease.cores:

@@ -166,6 +166,8 @@ class CheckpointSession:
         """For the saving thread, since two threads must not share a process group."""
         self.is_due: Callable[[], bool] | None = None
         """Set by the running loop of `steps`, which then stops at the end of a step."""
+        self.before_save: list[Callable[[], None]] = []
+        """What all ranks call before the loop of `steps` saves; only rank 0 reads the state."""
         self.state: Any = None
         """What the newest loop of `steps` saves and restores; None without one."""
         self.saved_step: int | None = None

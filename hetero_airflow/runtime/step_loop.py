@@ -199,6 +199,8 @@ class StepLoop:
         with session.times.saving(), suppress(CheckpointStoreUnavailable):  # of the previous save, which is logged
             session.wait()
         self._lost_changes.warn()
+        for prepare in session.before_save:
+            prepare()
         session.save(self._step, self._state, metrics=self._metrics, files=None, wait=wait, final=final)
 
     def _stop(self, *, is_last: bool = False) -> None:

@@ -304,6 +304,7 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
         ({"script": "a.py", "processes": 10**9}, "processes", "outside 1 to"),
         ({"script": "a.py", "args": "--lr 1"}, "args", "a single text"),
         ({"script": "a.py", "max_restarts": -1}, "max_restarts", "no number of restarts"),
+        ({"script": "a.py", "compress_gradients": "zip"}, "compress_gradients", "no such compression"),
     ],
 )
 def test_bad_arguments_are_refused_when_the_file_is_parsed(arguments, field, problem):

@@ -90,6 +90,7 @@ class TorchrunOperator(_FailsAtRun):
         processes: Any = None,
         max_restarts: Any = None,
         env: Any = None,
+        compress_gradients: Any = None,
         node_rank: Any = None,
         **kwargs: Any,
     ) -> None:

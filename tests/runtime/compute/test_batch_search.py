@@ -4,10 +4,8 @@ import json
 import logging
 import os
 import random
-import socket
 import subprocess
 import sys
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -350,7 +348,7 @@ def test_errors_that_say_that_memory_is_short(error, is_memory):
 
 
 RANK = """
-import json, sys, torch, torch.distributed as dist
+import torch, torch.distributed as dist
 from torch import nn
 from hetero_airflow.runtime import batch_size
 from hetero_airflow.runtime.compute import batch_search
@@ -381,28 +379,13 @@ def step(size):
     model(torch.ones(size, 4)).sum().backward()
 
 batch = batch_size(step, 1024, state={"model": model})
-print(json.dumps([batch.size, batch.accumulate, batch.rows, tried]))
+say([batch.size, batch.accumulate, batch.rows, tried])
 dist.destroy_process_group()
 """
 
 
-def test_all_ranks_get_the_size_that_fits_on_each(place):
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        CHECKPOINT_VARIABLE: place.model_dump_json(),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK], env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    first, second = (json.loads(rank.communicate(timeout=120)[0]) for rank in ranks)
+def test_all_ranks_get_the_size_that_fits_on_each(run_ranks, place):
+    first, second = run_ranks(RANK, {CHECKPOINT_VARIABLE: place.model_dump_json()})
     assert first == second
     size, accumulate, rows, tried = first
     assert (rows, size < 16, size * accumulate >= 512, len(tried) <= MAX_PROBES) == (512, True, True, True)

@@ -1,0 +1,57 @@
+"""Ranks with Gloo, each a process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import eventually
+
+PRELUDE = """
+import json, torch
+
+torch.set_num_threads(1)
+
+def say(value):
+    print(json.dumps(value))
+"""
+
+
+@pytest.fixture
+def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
+    """Runs a script in several ranks; what each of them said.
+
+    :raises AssertionError: a rank failed; the text is what it wrote
+    """
+
+    def ran(
+        script: str, environment: Mapping[str, str], count: int = 2, each: Sequence[Mapping[str, str]] = ()
+    ) -> list[Any]:
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks, logs = [], [tmp_path / f"rank{rank}.log" for rank in range(count)]
+        for rank, log in enumerate(logs):
+            own = {**common, "RANK": str(rank), "WORLD_SIZE": str(count), **(each[rank] if each else {})}
+            with log.open("w") as file:
+                command = [sys.executable, "-c", PRELUDE + script]
+                ranks.append(subprocess.Popen(command, env=own, stdout=file, stderr=subprocess.STDOUT))
+        try:
+            eventually(lambda: any(rank.poll() for rank in ranks) or all(rank.poll() == 0 for rank in ranks))
+        finally:
+            for rank in ranks:
+                rank.kill()  # the others wait for one that has failed
+                rank.wait()
+        failed = [log.read_text() for rank, log in zip(ranks, logs, strict=True) if rank.returncode > 0]
+        assert not failed, failed[0]
+        return [json.loads(log.read_text().splitlines()[-1]) for log in logs]
+
+    return ran
