@@ -8,6 +8,7 @@ writes its output to a named pipe of its own, so that lines of two ranks never m
 
 import ctypes
 import faulthandler
+import logging
 import os
 import runpy
 import signal
@@ -67,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
     folder, rank = Path(os.environ[RANKS_VARIABLE]), int(os.environ["RANK"])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _redirect_output(output_pipe(folder, int(os.environ["LOCAL_RANK"])))
+    if rank == 0:
+        _show_log()
     _exit_path(folder, restart, rank).unlink(missing_ok=True)  # torchrun can start a rank twice if others are missing
     replace_file(_pid_path(folder, restart, rank), str(os.getpid()).encode())
     result, code = _run(list(argv), RankExit(rank=rank, restart=restart, at_s=0), folder)
@@ -121,6 +124,15 @@ def _run(argv: list[str], base: RankExit, folder: Path) -> tuple[RankExit, int]:
         sys.excepthook(type(shown), shown, shown.__traceback__)
         return failed, 1
     return _at_now(base), 0
+
+
+def _show_log() -> None:
+    """Show what hetero_airflow logs, as in a Python task, unless the script configures logging itself."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda _: not logging.root.handlers)
+    logger = logging.getLogger("hetero_airflow")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def _run_target(argv: list[str]) -> None:

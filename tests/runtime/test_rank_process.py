@@ -51,6 +51,13 @@ def test_a_module_runs_as_well(run, tmp_path):
     assert run("", 0, 0, "-m", "mine", "a", "b")[2] == "__main__ ['a', 'b']\n"
 
 
+def test_the_first_rank_shows_once_what_is_logged(run):
+    says = "import logging\n{}\nlogging.getLogger('hetero_airflow.runtime').info('saved')"
+    assert run(says.format(""))[2] == "saved\n"
+    assert run(says.format("logging.basicConfig()"))[2] == "INFO:hetero_airflow.runtime:saved\n"
+    assert run(says.format(""), 1)[2] == ""
+
+
 def test_a_rank_that_stopped_on_request_reports_that_and_exits_with_0(run):
     stops = "from hetero_airflow.contract.notice import Stopped\nraise Stopped(step=4, cause='urgent work')"
     code, end, _ = run(stops)

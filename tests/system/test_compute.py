@@ -40,3 +40,7 @@ def test_the_size_of_a_batch_is_kept_for_the_next_run(log_of):
     assert found in first
     assert f"{found}1;" not in first
     assert f"{found}1;" in second
+
+
+def test_ranks_send_compressed_gradients(log_of):
+    assert "Gradients are sent compressed (powersgd)." in log_of("train_in_ranks")

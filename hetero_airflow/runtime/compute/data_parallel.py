@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -69,30 +70,33 @@ class DataParallel(DistributedDataParallel):
 
 class _PowerSGDMemory:
     def __init__(self, model: torch.nn.Module) -> None:
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._torch = PowerSGDState(None, start_powerSGD_iter=PLAIN_STEPS, orthogonalization_epsilon=_EPSILON)
+        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._torch = PowerSGDState(
+            None,
+            start_powerSGD_iter=PLAIN_STEPS,
+            orthogonalization_epsilon=_EPSILON,  # pyright: ignore[reportArgumentType]  its default is 0, a float in use
+        )
         self._buckets: dict[int, str] = {}
         """Number of a bucket → the names of its parameters."""
         self._collected: dict[str, Any] = {}
         self._restored: dict[str, Mapping[str, Any]] = {}
         """Names of a bucket's parameters → its memory, until the bucket is seen."""
 
-    def hook(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Send a bucket of gradients."""
         if self._torch.iter >= PLAIN_STEPS and bucket.index() not in self._buckets:
             self._begin(bucket)
         return powerSGD_hook(self._torch, bucket)
 
-    def _begin(self, bucket: dist.GradBucket) -> None:
+    def _begin(self, bucket: GradBucket) -> None:
         number, buffer = bucket.index(), bucket.buffer()
         names = "\n".join(self._names[parameter] for parameter in bucket.parameters())
         self._buckets[number] = names
         saved = self._restored.pop(names, None)
         if saved is not None and len(saved["error"]) == len(buffer):
-            like = {"device": buffer.device, "dtype": buffer.dtype}
-            self._torch.error_dict[number] = saved["error"].to(**like, copy=True)
-            self._torch.q_memory_dict[number] = saved["q"].to(**like, copy=True)
-            self._torch.p_memory_dict[number] = torch.empty(saved["p_length"], **like)
+            self._torch.error_dict[number] = saved["error"].to(buffer, copy=True)
+            self._torch.q_memory_dict[number] = saved["q"].to(buffer, copy=True)
+            self._torch.p_memory_dict[number] = buffer.new_empty(saved["p_length"])
         if bucket.is_last() and self._restored:
             lost = len(self._restored)
             logger.warning("The memory of compressed gradients is lost for %d buckets: others are there now.", lost)
@@ -163,4 +167,4 @@ def _join(device: torch.device) -> None:
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
