@@ -195,7 +195,7 @@ def test_batchnorm_does_not_see_the_whole_batch(search, caplog):
     assert "The model has BatchNorm, which sees" in caplog.text
     caplog.clear()
     search(model=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), rows=16)
-    assert not caplog.text
+    assert "BatchNorm" not in caplog.text
 
 
 @pytest.mark.parametrize("target", [0, -1, 2.5, True, 1 << 30, "2048"])
