@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up docs page screenshots test system test-busy lowest chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-loader bench-data bench-resume bench-batch-size bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
+.PHONY: help demo up docs page screenshots test system test-busy lowest chaos lint bench-overhead bench-celery bench-turns bench-stop bench-pools bench-preload bench-page bench-agents bench-queue bench-memory bench-discover bench-gangs bench-sensors bench-checkpoint bench-loader bench-data bench-resume bench-batch-size bench-compile bench-store bench-slices bench-clusters bench-decide bench-schedule dist install lock clean moved
 
 VENV := .venv
 UI := ui
@@ -151,6 +151,9 @@ bench-resume: $(VENV)/.installed  ## measure what a task reads, and for how long
 
 bench-batch-size: $(VENV)/.installed  ## measure the size of a batch that is found, and whether later steps fit
 	@PYTHONPATH= $(RUN) tests/benchmarks/bench_batch_size.py
+
+bench-compile: $(VENV)/.installed  ## measure what compiling a model costs and saves on a CPU
+	@PYTHONPATH= $(RUN) tests/benchmarks/bench_compile.py
 
 bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL, and of three that race
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py

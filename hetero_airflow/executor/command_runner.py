@@ -241,6 +241,7 @@ class CommandRunner:
                 "is_remote": not self.engine.traits.is_local,
                 "waited_s": round(task.waited_s(self.clock.now()), 1),
                 "grant": grant.pack(),
+                "seal": self.signer.seal("task", ti.dag_id, ti.task_id),
             }
         )
 

@@ -1,8 +1,8 @@
 """Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
 
-DAG authors use `current_lease`, `torch_device`, `precision`, `batch_size`, `data_parallel`, `progress` and the module
-`checkpoint`, and outside of Airflow `local_lease`. The other modules serve these: the loop and its notice to stop, the
-``state/`` of a training, the processes of a ``gang/``, and settings of torch for the leased device (``compute/``).
+DAG authors use `current_lease`, `torch_device`, `progress`, the module `checkpoint`, what sets torch for the leased
+device (`precision`, `batch_size`, `compile`, `data_parallel`), and outside of Airflow `local_lease`. The other modules
+serve these: the loop and its notice to stop, the ``state/`` of a training, the processes of a ``gang/``.
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
@@ -21,6 +21,7 @@ from hetero_airflow.runtime.progress_file import progress
 
 if TYPE_CHECKING:
     from hetero_airflow.runtime.compute.batch_search import batch_size as batch_size
+    from hetero_airflow.runtime.compute.compiled_model import compile as compile  # noqa: A004
     from hetero_airflow.runtime.compute.data_parallel import data_parallel as data_parallel
     from hetero_airflow.runtime.compute.mixed_precision import precision as precision
     from hetero_airflow.runtime.local_leases import local_lease as local_lease
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TaskLease",
     "batch_size",
+    "compile",
     "current_lease",
     "data_parallel",
     "local_lease",
@@ -38,6 +40,7 @@ __all__ = [
 
 _ON_FIRST_USE = {
     "batch_size": "compute.batch_search",
+    "compile": "compute.compiled_model",
     "data_parallel": "compute.data_parallel",
     "local_lease": "local_leases",
     "precision": "compute.mixed_precision",

@@ -42,6 +42,15 @@ def test_a_placed_task_gets_a_grant_for_itself_that_ends(bench):
         lease_grant(lease, "dag/b/run/3").check(token=lease.token, task="dag/b/run/3", key=grant.key)
 
 
+def test_the_runs_of_a_task_share_a_secret_that_no_other_task_has(bench):
+    for name, task_id in (("a[3]", "a"), ("a[4]", "a"), ("b[0]", "b")):
+        bench.hold(name, "gpu:0.1", task_id=task_id, map_index=int(name[2]))
+    bench.beat()
+    leases = [read_lease(workload.ti.context_carrier) for workload in bench.engine.started]
+    assert [lease.seal == leases[0].seal for lease in leases] == [True, True, False]
+    assert (len(leases[0].seal) > 40, leases[0].seal in repr(leases[0])) == (True, False)
+
+
 def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):
     bench.hold("here", "gpu")
     bench.beat()

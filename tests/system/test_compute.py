@@ -42,5 +42,9 @@ def test_the_size_of_a_batch_is_kept_for_the_next_run(log_of):
     assert f"{found}1;" in second
 
 
+def test_a_model_on_the_cpu_is_not_compiled(log_of):
+    assert "The model is not compiled: on a CPU that takes on_cpu=True." in log_of("train_compiled")
+
+
 def test_ranks_send_compressed_gradients(log_of):
     assert "Gradients are sent compressed (powersgd)." in log_of("train_in_ranks")

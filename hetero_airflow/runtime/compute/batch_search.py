@@ -122,7 +122,8 @@ class _BatchSearch:
 
     def run(self) -> Batch:
         kept = KeptResults(self._session, "batch_sizes")
-        known = self._session.collectives.broadcast((kept.read(self._digest) or 0) if rank() == 0 else 0)
+        found = kept.read(self._digest) if rank() == 0 else None
+        known = self._session.collectives.broadcast(found if isinstance(found, int) and 0 < found <= MAX_TARGET else 0)
         with untouched(self._state):
             self._memory.release()
             self._base_bytes = self._memory.highest_bytes(lambda: None)

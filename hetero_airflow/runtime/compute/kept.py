@@ -3,7 +3,7 @@
 import logging
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from hetero_airflow.errors import CheckpointError, shorten
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
@@ -18,7 +18,7 @@ _ATTEMPTS = 5
 class _Result(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: int = Field(ge=0, lt=2**40)
+    value: JsonValue
     at: datetime
 
 
@@ -29,7 +29,7 @@ class _Results(BaseModel):
 
 
 class KeptResults:
-    """Numbers under digests, in one object of the task's place. Nothing is kept for a place that is of no task.
+    """Results under digests, in one object of the task's place. Nothing is kept for a place that is of no task.
 
     They are hints: who reads one checks it. A store that does not answer is only logged.
 
@@ -41,8 +41,8 @@ class KeptResults:
         self._now = session.clock.now
         self._key = session.place.task_key(f"{name}.json")
 
-    def read(self, digest: str) -> int | None:
-        """What was kept last under a digest."""
+    def read(self, digest: str) -> JsonValue:
+        """What was kept last under a digest; None if nothing was."""
         try:
             results, _ = self._read()
         except CheckpointError as error:
@@ -51,10 +51,10 @@ class KeptResults:
         found = results.get(digest)
         return found.value if found else None
 
-    def keep(self, digest: str, value: int) -> None:
-        """Keep a number; the oldest of more than 64 are dropped."""
+    def keep(self, digest: str, value: JsonValue) -> list[JsonValue]:
+        """Keep a result; the oldest of more than 64 are dropped. All results that are kept then; none if it failed."""
         if self._key is None:
-            return
+            return []
         try:
             for _ in range(_ATTEMPTS):
                 results, version = self._read()
@@ -62,9 +62,10 @@ class KeptResults:
                 newest = sorted(changed.items(), key=lambda item: item[1].at)[-MAX_RESULTS:]
                 content = _Results(results=dict(newest)).model_dump_json().encode()
                 if self._store.replace(self._key, content, version) is not None:
-                    return
+                    return [result.value for _, result in newest]
         except CheckpointError as error:
             logger.warning("A result is not kept for later runs: %s", error)
+        return []
 
     def _read(self) -> tuple[dict[str, _Result], str | None]:
         stored = self._store.read(self._key, at_most=MAX_BYTES) if self._key else None

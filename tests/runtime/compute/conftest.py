@@ -5,13 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetero_airflow.runtime.compute.compiled_code import CACHE_VARIABLE, _own_folder
 from tests.waiting import eventually
 
 PRELUDE = """
@@ -22,6 +23,19 @@ torch.set_num_threads(1)
 def say(value):
     print(json.dumps(value))
 """
+
+
+@pytest.fixture
+def forget_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Lets this process compile into a new folder, as a new process does."""
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+
+    def forgotten() -> None:
+        del os.environ[CACHE_VARIABLE]
+        _own_folder.cache_clear()
+
+    yield forgotten
+    _own_folder.cache_clear()
 
 
 @pytest.fixture

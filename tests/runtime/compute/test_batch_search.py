@@ -153,7 +153,7 @@ def test_another_device_or_share_has_a_result_of_its_own(search, monkeypatch, le
 def test_what_is_kept_and_can_not_be_read_is_written_anew(search, begin, folder_of_place, caplog):
     search()
     (kept,) = folder_of_place.parent.parent.glob("batch_sizes.json")
-    kept.write_text('{"results": {"x": {"value": "__import__"}}}')
+    kept.write_text('{"results": {"x": {"value": 7}}}')
     assert len(search(token=2)[1]) > 1
     assert "is written anew" in caplog.text
     assert len(search(token=3)[1]) == 1
