@@ -24,6 +24,9 @@ COMPRESS_GRADIENTS_VARIABLE = "HETERO_AIRFLOW_COMPRESS_GRADIENTS"
 
 COMPRESSIONS = ("fp16", "powersgd")
 
+PROFILE_VARIABLE = "HETERO_AIRFLOW_PROFILE"
+"""Environment variable: 1 lets the loop of `checkpoint.steps` profile some steps."""
+
 IN_PROCESS_VARIABLE = "HETERO_AIRFLOW_IN_PROCESS"
 """Environment variable: 1 runs the device tasks of a local run in the process of `dag.test()`, for a debugger."""
 

@@ -24,7 +24,7 @@ from hetero_airflow.contract.task_lease import TaskLease, lease_grant
 from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.model.request_fields import unknown_field
 from hetero_airflow.runtime.visible_devices import environment_set
-from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, DATA_VARIABLE, PROFILE_VARIABLE
 from hetero_airflow.validation import first_problem
 
 
@@ -83,9 +83,24 @@ HOST_BOUND = "is_host_bound"
 """The field of `CheckpointPlace` that goes with its URL."""
 
 
+def parse_profile(value: object) -> bool:
+    """The argument `profile`: whether some steps are profiled.
+
+    :raises RequestError: neither True nor False
+    """
+    if value is not None and not isinstance(value, bool):
+        raise RequestError("profile", value, found="neither True nor False", remedy="Use profile=True, or leave it out")
+    return bool(value)
+
+
 @contextmanager
 def checkpoint_environment_set(
-    context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
+    context: Context,
+    arguments: CheckpointArguments,
+    lease: TaskLease | None,
+    *,
+    is_one_training: bool = False,
+    profiles: bool = False,
 ) -> Iterator[None]:
     """Within the context this process and its children have what `checkpoint_variables` says.
 
@@ -93,10 +108,11 @@ def checkpoint_environment_set(
 
     :param lease: of this run; None without one
     :param is_one_training: the gang's members are one training, which uses the leader's place
+    :param profiles: some steps of the task are profiled
     :raises SettingsError: the configuration can't be read, or names a missing connection
     """
     variables = checkpoint_variables(context, arguments, lease, is_one_training=is_one_training)
-    with environment_set(variables):
+    with environment_set(variables | {PROFILE_VARIABLE: str(int(profiles))}):
         if arguments.url:
             _record_key(CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]), lease)
         yield

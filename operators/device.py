@@ -16,7 +16,7 @@ from hetero_airflow.contract.signatures import keywords_named, takes, task_named
 from hetero_airflow.contract.task_lease import current_lease
 from hetero_airflow.model.arguments import DeviceArguments
 from hetero_airflow.model.gang import parse_gang
-from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
+from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set, parse_profile
 from hetero_airflow.operators.data_ahead import data_read_ahead
 from hetero_airflow.operators.outlets import with_published
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
@@ -50,6 +50,7 @@ class DeviceOperator(BaseOperator):
         or not at all. ``"2:4@10m"`` starts with fewer if 4 can't be placed within ten minutes. `current_lease().gang`
         has each instance's rank, and the hosts of all
     :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear; see `CheckpointArguments`
+    :param profile: True: keep a torch.profiler trace of the steps 11 to 20 of each run beside its checkpoints
     :raises RequestError: when the DAG file is parsed, if the arguments are no valid request
     """
 
@@ -71,6 +72,7 @@ class DeviceOperator(BaseOperator):
         with task_named(kwargs.get("task_id")), keywords_named(type(self), kwargs):
             self.gang = parse_gang(given["gang"])
             self.checkpoint = CheckpointArguments.parse(given["checkpoint"])
+            self.profile = parse_profile(given["profile"])
             super().__init__(
                 executor=executor or defaults.get("executor"),
                 executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
@@ -116,7 +118,9 @@ class DeviceOperator(BaseOperator):
         """Bind the lease here, unless a coordinator has bound it before the DAG file was parsed."""
         in_environment = current_lease() if LEASE_VARIABLE in os.environ else None
         lease = in_environment or read_lease(getattr(context["ti"], "context_carrier", None))
-        checkpoints = checkpoint_environment_set(context, self.checkpoint, lease, is_one_training=self.is_one_training)
+        checkpoints = checkpoint_environment_set(
+            context, self.checkpoint, lease, is_one_training=self.is_one_training, profiles=self.profile
+        )
         pool = device_task_defaults().get("pool", self.pool)
         if lease is not None and self.pool != pool:
             self.log.info(

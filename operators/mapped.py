@@ -17,7 +17,7 @@ from hetero_airflow.contract.placement_check import pack_placement_check
 from hetero_airflow.contract.signatures import check_keywords, task_named
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.gang import MAX_MEMBERS, GangSize, parse_gang
-from hetero_airflow.operators.checkpoints import CheckpointArguments
+from hetero_airflow.operators.checkpoints import CheckpointArguments, parse_profile
 from hetero_airflow.operators.device import DeviceOperator
 
 NODE_RANK = "node_rank"
@@ -195,6 +195,7 @@ def _check_keywords(task: MappedOperator, expanded: Any, *, is_check: bool) -> N
         check_keywords(task.operator_class, {k: v for k, v in given.items() if k not in _SET_BY_DECORATORS})
         if not is_check:
             CheckpointArguments.parse(given.get("checkpoint"))
+            parse_profile(given.get("profile"))
 
 
 def _is_device_operator(operator_class: object) -> bool:

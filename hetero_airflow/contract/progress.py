@@ -48,6 +48,9 @@ class Progress(BaseModel):
     can_save: bool = True
     """Whether the task can save and end at a notice; False if it only reports its steps."""
 
+    profile: str | None = None
+    """The key of the trace that ``profile=True`` asked for, in the store of checkpoints; None without one."""
+
     @property
     def has_stopped(self) -> bool:
         """Whether all steps are saved, and no other follows."""

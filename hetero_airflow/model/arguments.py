@@ -145,6 +145,10 @@ class DeviceArguments(RequestedDevice, RequestConditions, total=False):
         Field(description="For a mapped task: so many are placed together.", examples=[4, "2:4@10m"]),
     ]
     checkpoint: Checkpointing | SkipJsonSchema[None]
+    profile: Annotated[
+        bool | SkipJsonSchema[None],
+        Field(description="True: keep a trace of the steps 11 to 20 of each run beside its checkpoints."),
+    ]
 
 
 def arguments_schema() -> dict[str, Any]:

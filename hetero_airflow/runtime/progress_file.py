@@ -48,6 +48,7 @@ class ProgressFile:
         self._step: int | None = None
         self._total: int | None = None
         self._saved: tuple[int, datetime | None] | None = None
+        self._profile: str | None = None
         self._phase = ProgressPhase.STARTING
 
     def done(self, step: int, total: int | None = None) -> None:
@@ -61,6 +62,11 @@ class ProgressFile:
     def saved(self, step: int, at: datetime | None) -> None:
         """Record a published checkpoint; `at` is None if the next run may not find it."""
         self._saved = (step, at)
+        self._write()
+
+    def profiled(self, key: str) -> None:
+        """Record the key of the trace of some steps."""
+        self._profile = key
         self._write()
 
     def enter(self, phase: ProgressPhase) -> None:
@@ -81,6 +87,7 @@ class ProgressFile:
             total=self._total,
             shares=None if self._times is None or self._step is None else self._times.shares(),
             can_save=self._can_save,
+            profile=self._profile,
         )
         with self._lock:
             self._due = time.monotonic() + INTERVAL_S

@@ -21,6 +21,7 @@ from hetero_airflow.runtime.checkpoint_session import MAX_STEPS, CheckpointSessi
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_log import ProgressLog
 from hetero_airflow.runtime.state.restoring import LostChanges, check_restorable, restore
+from hetero_airflow.runtime.step_profile import StepProfile
 from hetero_airflow.units import parse_duration_s
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class StepLoop:
         self._monotonic = monotonic
         self._saved_at = monotonic()
         self._step = -1
+        self._profile = StepProfile(session)
 
     def __iter__(self) -> Iterator[int]:
         try:
@@ -112,6 +114,7 @@ class StepLoop:
                 self.after(step)
         finally:
             self._session.is_due = None
+            self._profile.end()
         self.end()
 
     def begin(self) -> int:
@@ -132,11 +135,13 @@ class StepLoop:
         self._step = step
         self._session.progress.done(step, None if self._total == MAX_STEPS else self._total)
         self._log.done(step, self._session.published)
+        self._profile.after_step()
         self._after_step()
 
     def end(self) -> None:
         """Return when all saves are published, after the last step."""
         self._session.is_due = None
+        self._profile.end()
         self._session.wait()
         self._session.progress.enter(ProgressPhase.DONE)
         self._log.end(self._session.published)

@@ -330,6 +330,7 @@ BY_ROWS = 'DeviceBashOperator.partial(task_id="t").expand_kwargs([dict(device="g
         ("priorty='high'", ["Task t: priorty='high'", 'Did you mean "priority"?']),
         ("memory='80GiB'", ["Task t: memory='80GiB'", 'Did you mean quota={"memory": ...}?']),
         ("whatever=1", ["Task t: whatever=1", "The arguments for devices are device, quota, runtime"]),
+        ("profile='yes'", ["Task t: profile='yes'", "found neither True nor False"]),
         ("checkpoint={'keep_lst': 3}", ["Task t: checkpoint['keep_lst']=3", '"keep_last"']),
         ("checkpoint={'url': 's4://a'}", ["Task t: checkpoint.url='s4://a'", "no store for the scheme 's4'"]),
         ("checkpoint={'url': 's3:/models/a'}", ["Task t:", "found no name of a bucket"]),

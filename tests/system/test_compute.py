@@ -1,5 +1,11 @@
 """The DAGs of docs/compute.md in a real Airflow."""
 
+import gzip
+import json
+import re
+from urllib.parse import unquote
+
+import httpx
 import pytest
 from local_airflow import LocalAirflow
 
@@ -44,6 +50,19 @@ def test_the_size_of_a_batch_is_kept_for_the_next_run(log_of):
 
 def test_a_model_on_the_cpu_is_not_compiled(log_of):
     assert "The model is not compiled: on a CPU that takes on_cpu=True." in log_of("train_compiled")
+
+
+def test_the_profile_of_a_task_is_downloaded(airflow, log_of):
+    log = log_of("train_profiled")
+    (key,) = re.findall(r"Steps 11 to 20 are profiled: (\S+)\.json\.gz\. The task's tab has a link", log)
+    run_id = unquote(key.split("/")[-3])
+    query = {"run_id": run_id, "task_id": "train"}
+    path = f"{airflow.url}/hetero/page/profile/train_profiled"
+    assert httpx.get(path, params=query).status_code == 401
+    answer = airflow._client.get(path, params=query)
+    answer.raise_for_status()
+    names = {event.get("name") for event in json.loads(gzip.decompress(answer.content))["traceEvents"]}
+    assert "aten::linear" in names
 
 
 def test_ranks_send_compressed_gradients(log_of):

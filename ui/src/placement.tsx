@@ -1,11 +1,11 @@
 // The tab of a task instance: why it waits, or why it got its devices.
-import { Badge, Box, Button, Code, Flex, Table, Text } from "@chakra-ui/react";
+import { Badge, Box, Button, Code, Flex, Link, Table, Text } from "@chakra-ui/react";
 import { useState } from "react";
 
 import { ago, clock, count, duration, secondsSince } from "./format";
 import { LeaseTable } from "./leases";
 import { Columns, type Schemas, Scroller, Section, Status, TaskName } from "./parts";
-import { query, usePoll } from "./poll";
+import { address, query, usePoll } from "./poll";
 
 type Placement = Schemas["Placement"];
 type Forecast = Schemas["StartForecast"];
@@ -139,7 +139,7 @@ const Considered = ({ shown }: { shown: Placement }) => (
   </Section>
 );
 
-const Progress = ({ progress }: { progress: Schemas["ProgressRow"] }) => (
+const Progress = ({ path, progress }: { path: string; progress: Schemas["ProgressRow"] }) => (
   <Section title="Progress and checkpoint">
     <Text>
       {progress.step === null
@@ -151,6 +151,11 @@ const Progress = ({ progress }: { progress: Schemas["ProgressRow"] }) => (
         ? "No checkpoint is published."
         : `A resume loads the checkpoint of step ${progress.saved_step.toLocaleString()}${progress.saved_at ? `, saved ${ago(progress.saved_at)}` : ""}.`}
     </Text>
+    {progress.has_profile && (
+      <Text mt={1}>
+        <Link textDecoration="underline" href={address(`profile/${path}`)}>Download the profile of some steps</Link>, and open it in ui.perfetto.dev.
+      </Text>
+    )}
   </Section>
 );
 
@@ -236,7 +241,7 @@ export const PlacementTab = ({ dagId = "", mapIndex, runId, taskId }: Props) => 
         </>
       )}
       {shown.state === "waiting" && <Queue shown={shown} />}
-      {shown.progress && <Progress progress={shown.progress} />}
+      {shown.progress && <Progress path={path} progress={shown.progress} />}
       {shown.tries.length > 0 && <Tries tries={shown.tries} />}
       {shown.alternatives.length > 0 && <Considered shown={shown} />}
       {shown.transitions.length > 0 && <Transitions transitions={shown.transitions} />}

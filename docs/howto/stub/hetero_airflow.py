@@ -19,7 +19,7 @@ __path__: list[str] = []
 
 OURS = {
     *("device", "quota", "runtime", "driver", "labels", "topology", "spot", "priority", "wait_timeout", "patience"),
-    *("data", "gang", "checkpoint"),
+    *("data", "gang", "checkpoint", "profile"),
 }
 
 

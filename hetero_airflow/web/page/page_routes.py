@@ -5,18 +5,23 @@ other DAGs have no name. Who may edit Airflow's pools may drain.
 """
 
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any
 
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.background import BackgroundTask
 
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.airflow_db.dag_owners import read_dag_owners
@@ -42,6 +47,7 @@ from hetero_airflow.web.page.fleet_view import (
 )
 from hetero_airflow.web.page.forecasts import FRESH_S, Forecasts, StartForecast
 from hetero_airflow.web.page.placement_view import MAX_AHEAD, Placement, placement
+from hetero_airflow.web.page.profile_file import fetch_profile, is_profile_of
 from hetero_airflow.web.page.queue_view import QueueTable, queue_table
 from hetero_airflow.web.page.timeline_view import Timeline, timeline
 from hetero_airflow.web.page.usage_view import Subject, UsageReader, UsageTable, usage_period, usage_table
@@ -131,6 +137,7 @@ class PageRoutes:
         add("/usage", self.usage, response_model=UsageTable, dependencies=jobs)
         add("/worker", self.worker, response_model=WorkerFacts, dependencies=jobs)
         add("/placement/{dag_id}", self.placement, response_model=Placement, dependencies=task)
+        add("/profile/{dag_id}", self.profile, dependencies=task)
         add("/forecast/{dag_id}", self.forecast, response_model=StartForecast, dependencies=task)
         add("/drain", self.drain, methods=["POST"], dependencies=drains, openapi_extra=_ORDER_SCHEMA)
         add("/undrain", self.undrain, methods=["POST"], dependencies=drains, openapi_extra=_ORDER_SCHEMA)
@@ -249,6 +256,27 @@ class PageRoutes:
         decided = history.decisions[0]["decided_at"] if history is not None and history.decisions else ""
         facts = (plain.sequence, decided, progress, readable, sees_fleet)
         return conditional(request, facts, make)
+
+    def profile(self, dag_id: str, run_id: Name, task_id: Name, map_index: int = -1) -> Response:
+        """The trace of some steps that a task instance has kept, for ui.perfetto.dev."""
+        history = self._fleet.store.request_history(dag_id, run_id, task_id, map_index)
+        lease_id = history.leases[-1].id if history is not None and history.leases else None
+        progress = self._fleet.progress(history.pending, lease_id) if history is not None else None
+        key = progress.profile if progress is not None else None
+        if key is None or not is_profile_of(key, dag_id, task_id, run_id):
+            raise HTTPException(HTTPStatus.NOT_FOUND, "The last run of this task has kept no profile.")
+        folder = Path(tempfile.mkdtemp(prefix="hetero-airflow-profile-"))
+        problem = fetch_profile(key, folder / "profile")
+        if problem:
+            shutil.rmtree(folder)
+            raise HTTPException(HTTPStatus.BAD_GATEWAY, problem)
+        return FileResponse(
+            folder / "profile",
+            media_type="application/gzip",
+            filename=f"{task_id}.json.gz",
+            headers={"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"},
+            background=BackgroundTask(shutil.rmtree, folder),
+        )
 
     def forecast(
         self, request: Request, user: GetUserDep, dag_id: str, run_id: Name, task_id: Name, map_index: int = -1

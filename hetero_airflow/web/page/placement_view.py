@@ -100,6 +100,8 @@ class ProgressRow(BaseModel):
     reported_at: datetime
     spent_on: str
     """What the steps' time was spent on, such as ``data 31 %, compute 66 %, save 3 %``; empty if that is not known."""
+    has_profile: bool
+    """Whether it has kept a trace of some steps."""
 
 
 class Placement(BaseModel):
@@ -279,6 +281,7 @@ def _progress_row(progress: Progress | None, ends_at: datetime | None) -> Progre
         saved_at=progress.saved_at,
         reported_at=progress.at,
         spent_on="" if progress.shares is None else str(progress.shares),
+        has_profile=progress.profile is not None,
     )
 
 

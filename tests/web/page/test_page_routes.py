@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.contract.progress import Progress, ProgressPhase
 from hetero_airflow.contract.state_keys import PROGRESS, LeaseProgress
 from hetero_airflow.model.device import Telemetry
@@ -129,6 +130,34 @@ def test_the_tasks_ahead_are_those_of_the_last_cycle(show, store, fleet):
     last, first = (show("placement/dag", params=TASK | {"task_id": name}) for name in ("waits", "later"))
     assert ([task["task_id"] for task in last["ahead"]], last["ahead_hidden"]) == (["later"], 1)
     assert (first["position"], first["ahead"], first["ahead_hidden"]) == (1, [], 0)
+
+
+def test_the_profile_of_a_task_can_be_downloaded(ask, store, fleet, monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", tmp_path.as_uri())
+    (lease,) = [lease for lease in store.snapshot().leases if lease.request_id == fleet["fit"]]
+    folder = tmp_path / checkpoint_path("dag", TASK["task_id"], TASK["run_id"], -1)
+    folder.mkdir(parents=True)
+    (folder / "profile-1-0badcafe.json.gz").write_bytes(b"trace")
+    (tmp_path / "secret").write_text("of another task")
+
+    def asked(key):
+        progress = Progress(step=20, at=EPOCH, profile=key)
+        report = LeaseProgress(lease_id=lease.id, progress=progress, reported_at=EPOCH)
+        client.states[PROGRESS] = report.model_dump_json()
+        answer = client.get("profile/dag", params=TASK)
+        return answer.status_code, answer
+
+    with ask() as client:
+        assert client.get("profile/dag", params=TASK).status_code == 404
+        status, answer = asked(f"{folder.relative_to(tmp_path)}/profile-1-0badcafe.json.gz")
+        assert (status, answer.content) == (200, b"trace")
+        assert answer.headers["Content-Disposition"].startswith("attachment;")
+        status, answer = asked(f"{folder.relative_to(tmp_path)}/profile-1-00000000.json.gz")
+        assert status == 502
+        assert "found nothing there" in answer.json()["detail"]
+        assert asked(f"{folder.relative_to(tmp_path)}/../../../../secret")[0] == 404
+        assert asked("secret")[0] == 404
+        assert client.get("placement/dag", params=TASK).json()["progress"]["has_profile"] is True
 
 
 def test_the_placement_of_a_placed_task_says_what_it_holds_and_its_progress(ask, store, fleet):
