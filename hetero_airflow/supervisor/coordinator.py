@@ -171,9 +171,13 @@ class DeviceSupervisor(ActivitySubprocess):
         """As in Airflow; ends what the task left behind at once, since it may keep the sockets of the task open."""
         exit_code: int | None = super()._check_subprocess_exit(*args, **kwargs)
         if exit_code is not None and self._lease is not None:
-            self._monitor.see_end()
+            self._monitor.see_end(datetime.now(UTC), is_online=self._is_wanted())
             self._run.end()
         return exit_code
+
+    def _is_wanted(self) -> bool:
+        """Whether Airflow answers, and no other process runs the task."""
+        return self.failed_heartbeats == 0 and self._terminal_state != SERVER_TERMINATED
 
     def _send(self, number: signal.Signals) -> None:
         """Signal the task's process group; `DUMP_SIGNAL` goes only to the task's process and its ranks."""

@@ -109,9 +109,22 @@ class TaskMonitor:
         if given is not None:
             self._note(given, _PREEMPTED)
 
-    def see_end(self) -> None:
-        """The task has ended, perhaps because of a notice that a scheduler of this host has just given."""
+    def see_end(self, now: datetime, *, is_online: bool = True) -> None:
+        """The task has ended, perhaps because of a notice that a scheduler of this host has just given.
+
+        A profile that a short task has kept since the last round is still reported.
+        """
         self._notice = self._notice or read_notice(self.folder)
+        progress = read_progress(self.folder)
+        if is_online and progress is not None and progress.profile not in (None, self._reported_profile):
+            try:
+                self._report(progress, now)
+            except Exception as error:  # noqa: BLE001  whatever fails, the end is reported
+                self.log.warning("The profile of this task is not reported", error=f"{type(error).__name__}: {error}")
+
+    @property
+    def _reported_profile(self) -> str | None:
+        return self._reported[0].profile if self._reported is not None else None
 
     def _pass_notice(self) -> None:
         if self._notice is not None:
@@ -145,6 +158,9 @@ class TaskMonitor:
         is_saved = self._reported is None or progress.saved_step != self._reported[0].saved_step
         if self._reported is not None and not is_saved and (now - self._reported[1]).total_seconds() < _REPORT_EVERY_S:
             return
+        self._report(progress, now)
+
+    def _report(self, progress: Progress, now: datetime) -> None:
         speed = self._meter.speed()
         report = LeaseProgress(lease_id=self.lease_id, progress=progress, reported_at=now, speed=speed)
         self.states.set(PROGRESS, json.loads(report.model_dump_json()))

@@ -221,5 +221,20 @@ def test_a_task_that_only_reports_its_steps_is_not_asked_to_save(tmp_path, state
 
 def test_a_notice_after_which_the_task_ends_at_once_explains_the_end(watch, tmp_path):
     give_notice(tmp_path, Notice(cause="its scheduler stops", by=EPOCH))
-    watch.see_end()
+    watch.see_end(EPOCH)
     assert watch.notice == "its scheduler stops"
+
+
+def test_the_profile_of_a_short_task_is_reported_at_its_end(watch, tmp_path, states):
+    progress = ProgressFile(tmp_path, FakeClock())
+    progress.done(3)
+    watch.see_end(EPOCH)
+    assert states.writes == []
+    progress.profiled("train/fit/r1/-1/profile-1-0badcafe.json.gz")
+    watch.see_end(EPOCH, is_online=False)
+    assert states.writes == []
+    for _ in range(2):
+        watch.see_end(EPOCH)
+    assert [(key, value["progress"]["profile"]) for key, value in states.writes] == [
+        (PROGRESS, "train/fit/r1/-1/profile-1-0badcafe.json.gz")
+    ]

@@ -141,6 +141,7 @@ class _Compiling:
         """How many there are before this run compiles."""
 
     def made(self) -> Callable[..., Any]:
+        """What to call in place of the model."""
         self._known = _known(self._kept.read(self._digest))
         bundle = self._known.bundle
         is_chosen, why = decide(self._known, self._steps, is_warm=bundle is not None)
@@ -157,6 +158,9 @@ class _Compiling:
             logger.info("The model is compiled: %s.", why)
             self._keep(trials=self._known.trials + 1)
         self._files = self._code.count()
+        from torch._inductor import config as inductor_config
+
+        inductor_config.cpp_cache_precompile_headers = False  # torch keeps them where other users could write
         return _Measured(torch.compile(self._model, **self._options), self._model, self)
 
     def record_eager(self, step_s: float) -> None:
