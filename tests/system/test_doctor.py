@@ -17,6 +17,7 @@ def test_it_runs_a_task_says_what_it_saw_and_leaves_nothing(airflow):
     assert "On its device, torch " in done.stdout
     assert "Device tasks work here" in done.stdout
     assert list(DAGS.rglob("*hetero_doctor*")) == []
+    assert "hetero_doctor" not in airflow.run("dags", "list-import-errors").stdout
     assert "hetero_doctor" not in airflow.run("dags", "list").stdout
 
 

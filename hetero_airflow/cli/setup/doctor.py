@@ -22,14 +22,17 @@ from airflow.dag_processing.bundles.local import LocalDagBundle
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 from airflow.jobs.job import most_recent_job
+from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
+from airflow.sdk import timezone
+from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.utils.session import create_session
 from airflow.utils.state import State
 from airflow.utils.types import DagRunTriggeredByType
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from hetero_airflow.cli.action import action, database, open_store
 from hetero_airflow.cli.output import clean, console, show
@@ -44,16 +47,21 @@ from hetero_airflow.store.store import RequestHistory
 LIMIT_S = 60.0
 _POLL_S = 0.5
 
+_FRESH_S = 10.0
+"""Airflow takes a DAG out of use that was not parsed for [dag_processor] stale_dag_threshold, 50 s by default."""
+
 TASK = "look"
 _DAG_FILE = '''"""`airflow hetero doctor` wrote this file, and deletes it when it ends."""
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, get_parsing_context
 
 from hetero_airflow.operators import DevicePythonOperator
 from hetero_airflow.runtime.doctor_task import look
 
-with DAG({dag_id!r}, schedule=None, is_paused_upon_creation=False):
-    DevicePythonOperator(task_id={task!r}, python_callable=look, device={device!r}, retries=0)
+# Not for the DAG processor, which could find it here just before it is deleted, and write it down after that.
+if get_parsing_context().dag_id == {dag_id!r}:
+    with DAG({dag_id!r}, schedule=None, is_paused_upon_creation=False):
+        DevicePythonOperator(task_id={task!r}, python_callable=look, device={device!r}, retries=0)
 '''
 
 
@@ -122,7 +130,8 @@ def _dag_known(dag_id: str, device: list[str], note: Callable[[str], None]) -> I
     path.write_text(_DAG_FILE.format(dag_id=dag_id, task=TASK, device=device))
     try:
         note(f"wrote {path}, in the DAG bundle {bundle.name}")
-        bag = BundleDagBag(path, bundle_path=bundle.path, bundle_name=bundle.name)
+        with _airflow_parsing_context_manager(dag_id=dag_id):
+            bag = BundleDagBag(path, bundle_path=bundle.path, bundle_name=bundle.name)
         for error in bag.import_errors.values():
             lines = str(error).strip().splitlines()
             raise HeteroError(
@@ -163,12 +172,22 @@ def _triggered(dag_id: str) -> str:
 
 def _watched(dag_id: str, run_id: str, note: Callable[[str], None]) -> str | None:
     """The task's state when it has ended, or after the limit."""
-    end = time.monotonic() + LIMIT_S
-    while (state := _noted_state(dag_id, run_id, note)) not in State.finished and time.monotonic() < end:
+    now = time.monotonic()
+    end, is_fresh_until = now + LIMIT_S, now + _FRESH_S
+    while (state := _noted_state(dag_id, run_id, note)) not in State.finished and (now := time.monotonic()) < end:
+        if now > is_fresh_until:
+            is_fresh_until = now + _FRESH_S
+            _keep_fresh(dag_id)
         time.sleep(_POLL_S)
     if state not in State.finished:
         note(f"{LIMIT_S:g} s are over: the task is stopped")
     return state
+
+
+def _keep_fresh(dag_id: str) -> None:
+    """Record that the DAG was parsed just now."""
+    with create_session(scoped=False) as session:
+        session.execute(update(DagModel).where(DagModel.dag_id == dag_id).values(last_parsed_time=timezone.utcnow()))
 
 
 def _noted_state(dag_id: str, run_id: str, note: Callable[[str], None]) -> str | None:
