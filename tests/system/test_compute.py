@@ -14,11 +14,44 @@ from tests.system.conftest import QUICK
 
 pytestmark = pytest.mark.system
 
+COMPILED = """
+from airflow.sdk import dag
+from hetero_airflow.operators import task
+
+@dag(schedule=None)
+def compiled():
+    @task.device(device="cpu:1")
+    def train():
+        import torch
+        from hetero_airflow.runtime import compile
+
+        class Chain(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(64))
+
+            def forward(self, rows):
+                for _ in range(60):
+                    rows = torch.tanh(rows * self.weight) + 0.1
+                return rows
+
+        torch.set_num_threads(1)
+        compute = compile(Chain(), expected_steps=10**9, on_cpu=True)
+        for _ in range(40):
+            compute(torch.ones(64, 64)).sum().backward()
+
+    train()
+
+compiled()
+"""
+"""Compiled in the second run: it is to have as many steps as take hours."""
+
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
     write_dags_of("docs/compute.md", home / "dags")
+    (home / "dags/compiled.py").write_text(COMPILED)
     with LocalAirflow(home, home / "dags", simulated="nvidia/h100-80gb:1", settings=QUICK) as made:
         yield made
 
@@ -50,6 +83,12 @@ def test_the_size_of_a_batch_is_kept_for_the_next_run(log_of):
 
 def test_a_model_on_the_cpu_is_not_compiled(log_of):
     assert "The model is not compiled: on a CPU that takes on_cpu=True." in log_of("train_compiled")
+
+
+def test_what_a_run_has_compiled_the_next_one_starts_with(log_of):
+    assert "The model is not compiled: it is measured without that first." in log_of("compiled")
+    assert "The model is compiled: to measure it." in log_of("compiled")
+    assert "The model is compiled by an earlier run: " in log_of("compiled")
 
 
 def test_the_profile_of_a_task_is_downloaded(airflow, log_of):

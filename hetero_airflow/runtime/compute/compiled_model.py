@@ -46,7 +46,7 @@ TRIAL_WORK_S = 600.0
 less, mostly, so this costs a tenth of their time at most, once."""
 
 MAX_TRIALS = 2
-"""So many runs may end while they compile, before it is left."""
+"""So many runs may end in their first compiled steps, before compiling is left."""
 
 _MARGIN = 1.2
 """What compiling must save, as a part of what it costs: each is measured in another run, with other noise."""
@@ -67,7 +67,7 @@ class Known(BaseModel):
     warm_s: float | None = Field(default=None, ge=0)
     """What they took in addition with the compiled code of an earlier run."""
     trials: int = Field(default=0, ge=0)
-    """Runs that have begun to compile and did not come to the measure."""
+    """Runs that have ended in their first compiled steps, one after the other."""
     bundle: Bundle | None = None
 
 
@@ -105,9 +105,9 @@ def decide(known: Known, steps: int, *, is_warm: bool) -> tuple[bool, str]:
     """
     if known.eager_s is None:
         return False, "it is measured without that first"
+    if known.trials >= MAX_TRIALS:
+        return False, f"{known.trials} earlier runs ended in their first compiled steps"
     if known.compiled_s is None:
-        if known.trials >= MAX_TRIALS:
-            return False, f"{known.trials} earlier runs ended while they compiled it"
         is_worth = known.work_s + steps * known.eager_s >= TRIAL_WORK_S
         return is_worth, "to measure it" if is_worth else f"its runs have less than {TRIAL_WORK_S:.0f} s of work so far"
     cost_s = known.warm_s if is_warm and known.warm_s is not None else known.cold_s or 0.0
@@ -156,7 +156,7 @@ class _Compiling:
             logger.info("The model is compiled by an earlier run: %s.", why)
         else:
             logger.info("The model is compiled: %s.", why)
-            self._keep(trials=self._known.trials + 1)
+        self._keep(trials=self._known.trials + 1)
         self._files = self._code.count()
         from torch._inductor import config as inductor_config
 
@@ -166,6 +166,10 @@ class _Compiling:
     def record_eager(self, step_s: float) -> None:
         """Keep what a step takes without compiling."""
         self._keep(eager_s=step_s, work_s=self._known.work_s + self._steps * step_s)
+
+    def record_begun(self) -> None:
+        """The first steps went well."""
+        self._keep(trials=0)
 
     def record_compiled(self, first_s: float, step_s: float, begun_at: float) -> bool:
         """Keep what compiling took, and what a step takes then; whether the run goes on with it."""
@@ -179,14 +183,14 @@ class _Compiling:
     def record_failure(self, error: Exception) -> None:
         """Let no later run try."""
         logger.warning("The model goes on without being compiled, since that failed: %s", shorten(str(error), 400))
-        self._keep(trials=MAX_TRIALS, compiled_s=None)
+        self._keep(trials=MAX_TRIALS)
 
     def _keep_compiled(self, first_s: float, step_s: float) -> None:
         if rank():
             return
         bundle = self._code.keep(self._digest) if self._code.count() != self._files else self._known.bundle
         start = {"warm_s": first_s} if self._is_warm else {"cold_s": first_s}
-        kept = self._keep(compiled_s=step_s, trials=0, bundle=bundle, **start)
+        kept = self._keep(compiled_s=step_s, bundle=bundle, **start)
         self._code.sweep({known.bundle.digest for known in map(_known, kept) if known.bundle})
 
     def _keep(self, **changes: Any) -> list[JsonValue]:
@@ -209,6 +213,8 @@ class _Measured:
         """The model's own result."""
         if self._times is not None and self._model.training and torch.is_grad_enabled():
             self._times.append(time.perf_counter())
+            if len(self._times) == FIRST_STEPS + 1 and self._call is not self._model:
+                self._compiling.record_begun()
             if len(self._times) > FIRST_STEPS + MEASURED_STEPS:
                 self._record(self._times)
         try:

@@ -24,7 +24,8 @@ MEASURED = Known(work_s=900, eager_s=0.2, compiled_s=0.1, cold_s=30, warm_s=3)
         (Known(), 10**9, False, (False, "measured without that first")),
         (Known(work_s=500, eager_s=1), 99, False, (False, "less than 600 s of work so far")),
         (Known(work_s=500, eager_s=1), 100, False, (True, "to measure it")),
-        (Known(work_s=500, eager_s=1, trials=2), 10**9, False, (False, "2 earlier runs ended while they compiled it")),
+        (Known(work_s=500, eager_s=1, trials=2), 10**9, False, (False, "2 earlier runs ended in their first")),
+        (MEASURED.model_copy(update={"trials": 2}), 10**9, True, (False, "ended in their first compiled steps")),
         (MEASURED, 360, False, (False, "360 steps take 36 s less, and it costs 30 s")),
         (MEASURED, 370, False, (True, "370 steps take 37 s less, and it costs 30 s")),
         (MEASURED, 35, True, (False, "it costs 3 s")),
@@ -136,14 +137,20 @@ def test_a_compiler_that_fails_costs_nothing(run):
 
     run(backend=broken)
     assert "goes on without being compiled, since that failed: " in run(backend=broken)
-    assert "not compiled: 2 earlier runs ended while they compiled it" in run(backend=broken)
+    assert "not compiled: 2 earlier runs ended in their first compiled steps" in run(backend=broken)
 
 
 def test_a_run_that_ends_while_it_compiles_is_tried_once_more(run):
     run()
     for _ in range(2):
-        assert "to measure it" in run(calls=3)
-    assert "2 earlier runs ended while they compiled it" in run()
+        assert "to measure it" in run(calls=FIRST_STEPS)
+    assert "2 earlier runs ended in their first compiled steps" in run()
+
+
+def test_a_run_that_is_short_or_preempted_is_no_failure(run):
+    run(), run()
+    for _ in range(3):
+        assert "compiled by an earlier run" in run(calls=FIRST_STEPS + 1)
 
 
 def test_each_model_and_device_is_measured_for_itself(run, monkeypatch):
