@@ -24,6 +24,9 @@ COMPRESS_GRADIENTS_VARIABLE = "HETERO_AIRFLOW_COMPRESS_GRADIENTS"
 
 COMPRESSIONS = ("fp16", "powersgd")
 
+TASK_SECRET_VARIABLE = "HETERO_AIRFLOW_TASK_SECRET"  # noqa: S105  only its name
+"""Environment variable with the secret of the task's runs, with which they sign what they keep for each other."""
+
 PROFILE_VARIABLE = "HETERO_AIRFLOW_PROFILE"
 """Environment variable: 1 lets the loop of `checkpoint.steps` profile some steps."""
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
+from airflow.sdk.log import mask_secret
 
 from hetero_airflow.contract.envelope import ENVELOPE_KEY, pack_request, read_lease
 from hetero_airflow.contract.executor_names import device_task_defaults
@@ -22,7 +23,7 @@ from hetero_airflow.operators.outlets import with_published
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
 from hetero_airflow.operators.retry_policy import DeviceRetryPolicy
 from hetero_airflow.runtime.visible_devices import bound_to_lease
-from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.settings import LEASE_VARIABLE, TASK_SECRET_VARIABLE
 
 
 class DeviceTaskKeywords(OperatorKeywords, DeviceArguments, total=False):
@@ -128,6 +129,8 @@ class DeviceOperator(BaseOperator):
                 "is not wanted, leave out the argument pool, also in default_args: the default is the pool %s.",
                 self.pool, pool,
             )  # fmt: skip
+        if secret := os.environ.get(TASK_SECRET_VARIABLE):
+            mask_secret(secret)
         if lease is not None:
             waited = "" if lease.waited_s is None else f". The task waited {lease.waited_s:g} s for it"
             bound = (

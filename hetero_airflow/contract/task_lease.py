@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import NoLeaseError, shorten
 from hetero_airflow.model.device import NODE_KEY
@@ -100,9 +100,8 @@ class TaskLease(BaseModel):
     """How long the task waited for it; None if no scheduler placed it."""
     grant: str = ""
     """The signed parts of the lease's `Grant`, packed; empty if the scheduler signs nothing."""
-    seal: str = Field(default="", repr=False)
-    """A secret of the runs of this task, with which they sign what they keep for each other; empty if the scheduler
-    signs nothing."""
+    secret: str = ""
+    """The task's secret, encrypted: see `task_secret`. Empty in a local run."""
 
     @property
     def count(self) -> int:

@@ -17,6 +17,7 @@ from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.contract.notice import Notice
 from hetero_airflow.contract.state_keys import PREEMPT, LeaseNotice
 from hetero_airflow.contract.task_lease import TaskLease, task_lease
+from hetero_airflow.contract.task_secret import task_secret, wrapped
 from hetero_airflow.engines.circuit_breaker import make_call
 from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import EngineError, StoreError, shorten
@@ -209,11 +210,12 @@ class CommandRunner:
         """
         task, traits = run.waiting_task, self.engine.traits
         worker, now = self.store.worker(lease.worker_id), self.clock.now()
-        carried, workload = self._task_lease(task, lease, worker), task.workload
-        workload.ti.queue = self.airflow_queue
-        workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried)
+        workload = task.workload
         if traits.start_timeout_s is not None or task.waited_s(now) > self.queued_timeout_s / 4:
             self.callbacks.renew_token(workload, traits.start_timeout_s)
+        carried = self._task_lease(task, lease, worker)
+        workload.ti.queue = self.airflow_queue
+        workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried)
         try:
             self.engine.hand_over(workload, lease, worker)
         except EngineError as error:
@@ -241,7 +243,7 @@ class CommandRunner:
                 "is_remote": not self.engine.traits.is_local,
                 "waited_s": round(task.waited_s(self.clock.now()), 1),
                 "grant": grant.pack(),
-                "seal": self.signer.seal("task", ti.dag_id, ti.task_id),
+                "secret": wrapped(task_secret(self.signer, ti.dag_id, ti.task_id), task.workload.token),
             }
         )
 

@@ -5,7 +5,6 @@ It begins after ten steps, when compilation, warm-up and the first reads are ove
 two can use CUPTI.
 """
 
-import importlib
 import logging
 import os
 import secrets
@@ -58,11 +57,11 @@ class StepProfile:
             self._keep(profiler)
 
     def _begin(self) -> None:
-        if "torch" not in sys.modules:
+        torch: Any = sys.modules.get("torch")
+        if torch is None:
             logger.warning("No step is profiled: the task does not use torch.")
             self._is_wanted = False
             return
-        torch = importlib.import_module("torch")
         if _NSYS_VARIABLE in os.environ and torch.cuda.is_available():
             self._profiler = torch.cuda.profiler
             logger.info("Steps %d to %d are marked for Nsight Systems.", FIRST, LAST)

@@ -34,11 +34,13 @@ from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.contract.execution_api import is_outage
 from hetero_airflow.contract.notice import DUMP_SIGNAL
 from hetero_airflow.contract.task_lease import TaskLease
+from hetero_airflow.contract.task_secret import unwrapped
 from hetero_airflow.engines.host.cgroups import oom_kills
 from hetero_airflow.engines.host.processes import start_ticks
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
-from hetero_airflow.settings import SECTION, default
+from hetero_airflow.runtime.visible_devices import environment_set
+from hetero_airflow.settings import SECTION, TASK_SECRET_VARIABLE, default
 from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates, repeat_after_outages
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
@@ -71,7 +73,7 @@ class DeviceCoordinator(BaseCoordinator):
     ) -> BaseCoordinator.ExecutionResult:
         """Fork the task's process with its devices bound, wait for it, and end the processes that it left behind."""
         lease = read_lease(what.context_carrier)
-        with prepared_run(what, lease, logger) as (run, folder):
+        with prepared_run(what, lease, logger) as (run, folder), environment_set(_secret_of(lease, client)):
             process = DeviceSupervisor.start(
                 what=what,
                 dag_rel_path=dag_rel_path,
@@ -287,6 +289,11 @@ class DeviceSupervisor(ActivitySubprocess):
             notice=self._monitor.notice,
             hung_s=self._monitor.hung_s,
         )
+
+
+def _secret_of(lease: TaskLease | None, client: Any) -> dict[str, str]:
+    """The variable with the task's secret, if it has a lease. The client still has the token of the task's message."""
+    return {TASK_SECRET_VARIABLE: unwrapped(lease.secret, getattr(client.auth, "token", ""))} if lease else {}
 
 
 def _run_until_parent_dies(parent: int, group: Path | None) -> None:

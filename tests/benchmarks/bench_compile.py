@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.runtime.compute.compiled_code import CACHE_VARIABLE
-from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE, TASK_SECRET_VARIABLE
 from hetero_airflow.testing.builders import a_task_lease
 
 MODELS = ("mlp", "transformer", "convolutions")
@@ -87,8 +88,6 @@ if known and called._compiling.writer:
 print(json.dumps({"seconds": seconds, "first_s": first_s, "is_compiled": is_compiled, "known": known}))
 """
 
-Said = dict[str, object]
-
 
 class Task:
     """One task, whose runs have the same place."""
@@ -97,16 +96,17 @@ class Task:
         self._folder = folder
         self._token = 0
 
-    def run(self, name: str, way: str, expected: int, steps: int, *, host: str = "") -> dict[str, float]:
+    def run(self, name: str, way: str, expected: int, steps: int, *, host: str = "") -> dict[str, Any]:
         """What a run says; under another host name, if one is given."""
         self._token += 1
         place = CheckpointPlace(url=self._folder.as_uri(), path="bench/compile/run/-1", token=self._token)
-        lease = a_task_lease(simulated=True, seal="of this task")
+        lease = a_task_lease(simulated=True)
         environment = {
             **os.environ,
             CHECKPOINT_VARIABLE: place.model_dump_json(),
             LEASE_VARIABLE: lease.model_dump_json(),
             CACHE_VARIABLE: "",
+            TASK_SECRET_VARIABLE: "of this task",
         }
         command = [sys.executable, "-c", TRAINING, name, way, str(expected), str(steps)]
         if host:
@@ -114,7 +114,7 @@ class Task:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr)
-        return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+        return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(name: str, folder: Path, repeats: int) -> None:
@@ -126,7 +126,6 @@ def measure(name: str, folder: Path, repeats: int) -> None:
     host = "elsewhere" if shutil.which("unshare") and os.geteuid() == 0 else ""
     far = task.run(name, "compile", MANY, 60, host=host)
     known = far["known"]
-    assert isinstance(known, dict)
     print(
         f"  {name}: first step cold {cold['first_s']:.1f} s, warm {warm['first_s']:.2f} s "
         f"({warm['first_s'] / cold['first_s']:.0%}), warm under {'another host name' if host else 'the same name'} "

@@ -152,7 +152,7 @@ class Bench:
         callbacks = SchedulerCallbacks(
             report=self.report,
             note=lambda key, text: self.notes.append((key, text)),
-            renew_token=lambda workload, valid_s: self.tokens.append(workload.key),
+            renew_token=self.renew_token,
         )
         edges = SimpleNamespace(refresh=lambda dag_ids: self.edges)
         outside = Outside(self.store, self.engine, self.tasks, edges, self.api, callbacks, self.clock, a_signer())
@@ -191,6 +191,10 @@ class Bench:
             time.sleep(0.02)
         return durations
 
+    def renew_token(self, workload, valid_s):
+        self.tokens.append(workload.key)
+        workload.token = f"{len(self.tokens)} of {workload.key}"
+
     def hold(self, name, device="gpu", *, task_id=None, map_index=-1, gang=1, **arguments):
         """A QUEUED task instance of that name; its request id."""
         self.clock.advance(0.001)  # so that the queue's order is that of the calls
@@ -199,7 +203,7 @@ class Bench:
             id=id_, dag_id="dag", run_id="run", task_id=task_id or name, map_index=map_index, try_number=1,
             priority_weight=1, queue="default", context_carrier=None, executor_config={"hetero": {"gang": gang}},
         )  # fmt: skip
-        workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None)
+        workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None, token="of the queue")
         self.tasks.rows[str(id_)] = TaskProcess("queued")
         self.add(workload, DeviceRequest.parse(device, **arguments))
         return str(id_)

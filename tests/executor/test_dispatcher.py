@@ -6,6 +6,7 @@ import pytest
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.contract.task_lease import lease_grant
+from hetero_airflow.contract.task_secret import unwrapped
 from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, TerminationCause
 from hetero_airflow.errors import EngineError, GrantRefused, StoreUnavailable
@@ -46,9 +47,12 @@ def test_the_runs_of_a_task_share_a_secret_that_no_other_task_has(bench):
     for name, task_id in (("a[3]", "a"), ("a[4]", "a"), ("b[0]", "b")):
         bench.hold(name, "gpu:0.1", task_id=task_id, map_index=int(name[2]))
     bench.beat()
-    leases = [read_lease(workload.ti.context_carrier) for workload in bench.engine.started]
-    assert [lease.seal == leases[0].seal for lease in leases] == [True, True, False]
-    assert (len(leases[0].seal) > 40, leases[0].seal in repr(leases[0])) == (True, False)
+    started = bench.engine.started
+    leases = [read_lease(workload.ti.context_carrier) for workload in started]
+    secrets = [unwrapped(lease.secret, workload.token) for lease, workload in zip(leases, started, strict=True)]
+    assert [(secret == secrets[0], len(secret)) for secret in secrets] == [(True, 64), (True, 64), (False, 64)]
+    assert [unwrapped(lease.secret, "another token") for lease in leases] == ["", "", ""]
+    assert not any(secret in str(workload) for secret, workload in zip(secrets, started, strict=True))
 
 
 def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.sdk._shared.module_loading import import_string
+from airflow.sdk.api.client import Client
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
 from hetero_airflow.checkpoints.fencing import KEY
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.contract.executor_names import COORDINATOR_CLASSPATH
 from hetero_airflow.contract.task_lease import lease_claims
+from hetero_airflow.contract.task_secret import wrapped
 from hetero_airflow.engines.host.lease_files import (
     LeaseFile,
     current_process_namespace,
@@ -23,12 +25,13 @@ from hetero_airflow.engines.host.lease_files import (
     read_lease_files,
 )
 from hetero_airflow.errors import GrantRefused
-from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE, TASK_SECRET_VARIABLE
 from hetero_airflow.supervisor import coordinator
 from hetero_airflow.supervisor.run_start import control_folder
 from hetero_airflow.testing import a_signer, a_task_lease
 
 LEASE = a_task_lease(id="r1.7", worker="worker-a", simulated=True)
+CLIENT = Client(base_url="http://localhost", token="of the message")
 TASK = {"dag_id": "dag", "task_id": "task", "run_id": "run", "map_index": None}
 
 
@@ -61,14 +64,16 @@ def run(tmp_path, monkeypatch):
         def start(**_):
             seen.append(list(read_lease_files().values()))
             seen.append((os.environ.get(LEASE_VARIABLE), os.environ[CONTROL_VARIABLE]))
+            secrets.append(os.environ.get(TASK_SECRET_VARIABLE))
             started.append(subprocess.Popen(["/bin/sleep", "600"], process_group=0))
             return StandInSupervisor(started[-1].pid, seen)
 
         monkeypatch.setattr(coordinator.DeviceSupervisor, "start", start)
         what = SimpleNamespace(context_carrier=carrier, **TASK)
-        options = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
+        options = {"dag_rel_path": None, "bundle_info": None, "client": CLIENT, "subprocess_logs_to_stdout": False}
         return seen, coordinator.DeviceCoordinator().execute_task(what=what, **options), started[-1]
 
+    execute.secrets = secrets = []
     yield execute
     for process in started:
         process.kill()
@@ -98,6 +103,16 @@ def granted(seconds: float = 60, signer=None, **changes) -> dict:
     start_by = int(time.time() + seconds)
     grant = (signer or a_signer()).sign(lease=LEASE.id, token=LEASE.token, task="dag/task/run/-1", start_by=start_by)
     return add_lease({}, LEASE.model_copy(update={"grant": grant.pack(), **changes}))
+
+
+def test_the_task_gets_the_secret_that_only_its_token_decrypts(run):
+    secret = bytes(range(32))
+    for token in ("of the message", "of another message"):
+        run(add_lease({}, LEASE.model_copy(update={"secret": wrapped(secret, token)})))
+    run(add_lease({}, LEASE))
+    run({})
+    assert run.secrets == [secret.hex(), "", "", None]
+    assert TASK_SECRET_VARIABLE not in os.environ
 
 
 def test_a_task_with_a_grant_begins(run):

@@ -45,7 +45,8 @@ if sys.argv[3] == "without a control group":
 names = dict(dag_id="dag", run_id="run", task_id="task", map_index=None)
 lease = a_task_lease(id=sys.argv[4], worker="worker-a", simulated=True)
 what = SimpleNamespace(**names, context_carrier=add_lease({}, lease))
-rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
+client = SimpleNamespace(auth=None)
+rest = {"dag_rel_path": None, "bundle_info": None, "client": client, "subprocess_logs_to_stdout": False}
 coordinator.DeviceCoordinator().execute_task(what=what, **rest)
 print("over", flush=True)
 sys.stdin.read()

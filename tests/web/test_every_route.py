@@ -45,7 +45,7 @@ FILES = frozenset({"/page/hetero.js", "/page/devices.svg"})
 """For every user who is logged in: they are the same in every installation."""
 DRAINS = frozenset({"/page/drain", "/page/undrain"})
 PROFILE = "/page/profile/{dag_id}"
-"""The task of these tests has none, and whoever may read it is told so."""
+"""The task of these tests has none: who may read it gets 404."""
 TASKS = frozenset({"/page/placement/{dag_id}", "/page/forecast/{dag_id}", PROFILE})
 FLEET = frozenset(
     f"/page/{view}" for view in ("summary", "map", "devices", "queue", "timeline", "usage", "worker", "openapi.json")

@@ -1,8 +1,8 @@
 """What a compiler has written for a model, kept for later runs of the task beside its checkpoints.
 
 torch's caches are code: a process that reads them runs it. So they are read only from the task's own place, and only if
-the entry that names them is signed with a key that the scheduler gives to the runs of this task alone. Whatever else
-lies there is as if there was nothing.
+the entry that names them is signed with the secret that the scheduler gives to the runs of this task alone. Whatever
+else lies there is as if there was nothing.
 
 Rejected: `torch.compiler.save_cache_artifacts`, which leaves out what g++ has made (two thirds of the time on a CPU).
 """
@@ -19,10 +19,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hetero_airflow.contract.task_lease import current_lease
-from hetero_airflow.errors import CheckpointError, NoLeaseError
+from hetero_airflow.errors import CheckpointError
 from hetero_airflow.runtime.checkpoint_session import CheckpointSession
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
+from hetero_airflow.settings import TASK_SECRET_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Bundle(BaseModel):
 class CompiledCode:
     """The folder in which this process compiles, and the bundles of the task from which it is filled.
 
-    A user's own `TORCHINDUCTOR_CACHE_DIR` stays as it is, and then nothing is kept.
+    A `TORCHINDUCTOR_CACHE_DIR` of the user is not changed, and then nothing is kept.
     """
 
     def __init__(self, session: CheckpointSession) -> None:
         self._store = session.store
         self._prefix = session.place.task_key(_FOLDER)
-        self._secret = _secret()
+        self._secret = os.environ.get(TASK_SECRET_VARIABLE, "")
         scratch = _own_folder()
         self._folder = scratch.root / "inductor" if scratch else None
 
@@ -145,13 +145,6 @@ def _own_folder() -> ScratchFolder | None:
     os.environ[CACHE_VARIABLE] = str(scratch.root / "inductor")
     (scratch.root / "inductor").mkdir()
     return scratch
-
-
-def _secret() -> str:
-    try:
-        return current_lease().seal
-    except NoLeaseError:
-        return ""
 
 
 def _without_locks(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

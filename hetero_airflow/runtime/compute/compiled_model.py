@@ -76,7 +76,7 @@ def compile(  # noqa: A001
 ) -> Callable[..., Any]:
     """What to call in place of the model: compiled where that pays over the run, else the model itself.
 
-    The model stays as it is: keep it in the state of the checkpoint. All ranks call this function.
+    The model itself is not changed: keep it in the state of the checkpoint. All ranks call this function.
 
     :param expected_steps: how often the whole training calls the model; what a checkpoint has behind is left out
     :param on_cpu: compile on a CPU too; there it takes g++ longer, and saves less

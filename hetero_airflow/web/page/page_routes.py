@@ -5,7 +5,6 @@ other DAGs have no name. Who may edit Airflow's pools may drain.
 """
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +12,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.background import BackgroundTask
 
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.executor.airflow_db.dag_owners import read_dag_owners
@@ -265,18 +263,17 @@ class PageRoutes:
         key = progress.profile if progress is not None else None
         if key is None or not is_profile_of(key, dag_id, task_id, run_id):
             raise HTTPException(HTTPStatus.NOT_FOUND, "The last run of this task has kept no profile.")
-        folder = Path(tempfile.mkdtemp(prefix="hetero-airflow-profile-"))
-        problem = fetch_profile(key, folder / "profile")
-        if problem:
-            shutil.rmtree(folder)
-            raise HTTPException(HTTPStatus.BAD_GATEWAY, problem)
-        return FileResponse(
-            folder / "profile",
-            media_type="application/gzip",
-            filename=f"{task_id}.json.gz",
-            headers={"Cache-Control": "private, no-store", "X-Content-Type-Options": "nosniff"},
-            background=BackgroundTask(shutil.rmtree, folder),
-        )
+        with tempfile.TemporaryDirectory(prefix="hetero-airflow-profile-") as folder:
+            problem = fetch_profile(key, Path(folder) / "profile")
+            if problem:
+                raise HTTPException(HTTPStatus.BAD_GATEWAY, problem)
+            file = (Path(folder) / "profile").open("rb")  # the reader may go away, and the folder is not needed then
+        headers = {
+            "Cache-Control": "private, no-store",
+            "Content-Disposition": 'attachment; filename="profile.json.gz"',
+            "X-Content-Type-Options": "nosniff",
+        }
+        return StreamingResponse(_read_and_close(file), media_type="application/gzip", headers=headers)
 
     def forecast(
         self, request: Request, user: GetUserDep, dag_id: str, run_id: Name, task_id: Name, map_index: int = -1
@@ -320,6 +317,12 @@ class PageRoutes:
     def icon(self, _user: GetUserDep) -> Response:
         """The icon in Airflow's navigation."""
         return Response(ICON.read_bytes(), media_type="image/svg+xml", headers=_IMMUTABLE)
+
+
+def _read_and_close(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while part := file.read(1 << 20):
+            yield part
 
 
 @contextmanager

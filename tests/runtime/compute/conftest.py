@@ -65,7 +65,7 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
                 rank.wait()
         fine = (0, -signal.SIGKILL)
         failed = [log.read_text() for rank, log in zip(ranks, logs, strict=True) if rank.returncode not in fine]
-        assert not failed, failed[0]
+        assert not failed, f"{[rank.returncode for rank in ranks]}: {failed[0]}"
         return [json.loads(log.read_text().splitlines()[-1]) for log in logs]
 
     return ran

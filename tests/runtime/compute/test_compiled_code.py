@@ -7,17 +7,16 @@ import pytest
 
 from hetero_airflow.runtime.compute import compiled_code
 from hetero_airflow.runtime.compute.compiled_code import CACHE_VARIABLE, Bundle, CompiledCode
-from hetero_airflow.settings import LEASE_VARIABLE
-from hetero_airflow.testing.builders import a_task_lease
+from hetero_airflow.settings import TASK_SECRET_VARIABLE
 
 
 @pytest.fixture
 def new_process(begin, monkeypatch, forget_compiled):
     """What a new process of a task has: an empty folder, and the task's secret."""
 
-    def made(seal="of this task"):
+    def made(secret="of this task"):
         forget_compiled()
-        monkeypatch.setenv(LEASE_VARIABLE, a_task_lease(seal=seal).model_dump_json())
+        monkeypatch.setenv(TASK_SECRET_VARIABLE, secret)
         return CompiledCode(begin())
 
     return made
@@ -75,8 +74,8 @@ def test_a_forged_bundle_is_as_if_there_was_none(new_process, kept, folder_of_pl
 
 def test_a_bundle_of_another_model_task_or_scheduler_is_as_if_there_was_none(new_process, kept, begin, place):
     assert not new_process().fill("another model", kept)
-    assert not new_process(seal="of another task").fill("model", kept)
-    assert not new_process(seal="").fill("model", kept)
+    assert not new_process(secret="of another task").fill("model", kept)
+    assert not new_process(secret="").fill("model", kept)
     moved = new_process()
     moved._prefix = "other/task/compiled.d"
     assert not moved.fill("model", kept)
