@@ -52,7 +52,8 @@ def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
     write_dags_of("docs/compute.md", home / "dags")
     (home / "dags/compiled.py").write_text(COMPILED)
-    with LocalAirflow(home, home / "dags", simulated="nvidia/h100-80gb:1", settings=QUICK) as made:
+    settings = {**QUICK, "TORCHINDUCTOR_CACHE_DIR": ""}  # tests set it, and then nothing is kept
+    with LocalAirflow(home, home / "dags", simulated="nvidia/h100-80gb:1", settings=settings) as made:
         yield made
 
 
