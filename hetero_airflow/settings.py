@@ -70,7 +70,7 @@ OPTIONS: tuple[Option, ...] = (
         "",
         "string",
         "Modules that the processes of tasks have imported before they start, such as torch,lightning. Only for "
-        "engine = local. A module must not use CUDA or start threads when it is imported (docs/preload.md).",
+        "engine = local and celery. A module must not use CUDA or start threads when it is imported (docs/preload.md).",
     ),
     Option(
         "pool",

@@ -1,6 +1,7 @@
 """All commands of ``airflow hetero`` and ``hetero``. Every call of ``airflow`` imports this module, so it imports
 nothing heavy."""
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -279,5 +280,7 @@ def get_commands() -> "list[CLICommand]":
     """
     from airflow.cli.cli_config import ActionCommand, GroupCommand
 
+    if sys.argv[1:3] == ["celery", "worker"]:  # which runs no other code of this package before it starts its pool
+        import_module("hetero_airflow.engines.celery_preload").connect()
     commands = [ActionCommand(name=c.name, help=c.help, func=c.run, args=c.args) for c in COMMANDS]
     return [GroupCommand(name="hetero", help=HELP, subcommands=commands)]

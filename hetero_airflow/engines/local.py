@@ -3,9 +3,6 @@
 Only this module knows LocalExecutor's queues and keys, because Airflow 3.4 changes them.
 """
 
-import ctypes
-import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +23,6 @@ from hetero_airflow.contract.notice import Notice, give_notice
 from hetero_airflow.contract.progress import Progress, read_progress
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.host.lease_files import LeaseFile, recorded_run, recorded_runs
-from hetero_airflow.engines.host.local_worker import run_worker
 from hetero_airflow.engines.host.processes import (
     LeaseRoot,
     descendants,
@@ -35,11 +31,12 @@ from hetero_airflow.engines.host.processes import (
     signal_pids,
     signal_processes,
 )
-from hetero_airflow.engines.preload import parse_preload, preload_problem, prepare_environment
+from hetero_airflow.engines.host_executor import HostExecutor
+from hetero_airflow.engines.preload import preload_setting
+from hetero_airflow.engines.preloaded_executor import PreloadedExecutor
 from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.settings import SECTION, default
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -48,120 +45,11 @@ if TYPE_CHECKING:
 
 NAME = "local"
 
-FORK_SERVER_MODULES = "hetero_airflow.engines.fork_server_modules"
-
 _END_S = 2.0
 """How long a worker process without a task may take to end."""
 
 _END_SIGNALS = 4
 """The second one ends a supervisor whose task has ended."""
-
-_LOCK_S = 1.0
-"""A worker process holds the lock of the queue for much less, unless it was stopped or killed then."""
-
-
-class HostExecutor(LocalExecutor):
-    """LocalExecutor, with worker processes that end with their scheduler."""
-
-    _context: Any = multiprocessing
-
-    def _spawn_worker(self) -> None:
-        process = self._context.Process(
-            target=run_worker,
-            kwargs={
-                "scheduler": os.getpid(),
-                "logger_name": self.log.name,
-                "input": self.activity_queue,
-                "output": self.result_queue,
-                "unread_messages": self._unread_messages,
-                "team_conf": self.conf,
-            },
-        )
-        process.start()
-        self.workers[process.pid] = process
-
-    def take_back(self) -> list[ExecuteTask]:
-        """The tasks that no worker process has begun. Each worker process ends after what it has, and the callbacks."""
-        workloads = []
-        reader, lock = self.activity_queue._reader, self.activity_queue._rlock  # type: ignore[attr-defined]
-        if reader.poll() and lock.acquire(timeout=_LOCK_S):  # an idle worker process holds the lock while it waits
-            while reader.poll():
-                workloads.append(reader.recv())
-            lock.release()
-        tasks = [workload for workload in workloads if isinstance(workload, ExecuteTask)]
-        with self._unread_messages:
-            self._unread_messages.value -= len(tasks)
-        for workload in workloads:
-            if not isinstance(workload, ExecuteTask):
-                self.activity_queue.put(workload)
-        tasks += self.queued_tasks.values()
-        self.queued_tasks.clear()
-        self._process_workloads([*self.queued_callbacks.values(), *self.queued_connection_tests.values()])  # type: ignore[no-untyped-call]
-        for _ in self.workers:
-            self.activity_queue.put(None)
-        return tasks
-
-
-class PreloadedExecutor(HostExecutor):
-    """Takes its worker processes from a fork server, where LocalExecutor forks them from the scheduler.
-
-    :param modules: what the fork server imports
-    """
-
-    def __init__(self, parallelism: int, team_name: str | None, modules: Sequence[str]) -> None:
-        super().__init__(parallelism, team_name)  # type: ignore[no-untyped-call]
-        self._modules = tuple(modules)
-        self._is_preloaded = False
-
-    def start(self) -> None:
-        """Start the worker processes, from the scheduler itself if the modules can't be preloaded."""
-        problem = preload_problem(self._modules)
-        if problem:
-            self.log.error(
-                "hetero_airflow can't preload %s: %s. Tasks run without. Correct [hetero] preload.",
-                ", ".join(self._modules),
-                problem,
-            )
-            super().start()
-            return
-        prepare_environment(self._modules)
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([FORK_SERVER_MODULES])
-        self._make_queues()
-        self.workers = {}
-        self._is_preloaded = True
-        for _ in range(self.parallelism):
-            self._spawn_worker()
-
-    def _make_queues(self, *unread: Any) -> None:
-        self.activity_queue = self._context.SimpleQueue()
-        self.result_queue = self._context.SimpleQueue()
-        self._unread_messages = self._context.Value(ctypes.c_uint, len(unread))
-        for message in unread:
-            self.activity_queue.put(message)
-
-    def _check_workers(self) -> None:
-        """As LocalExecutor. When the fork server was killed, its worker processes left the queues locked."""
-        if self._is_preloaded and self.workers and not any(process.is_alive() for process in self.workers.values()):
-            self.log.warning("The fork server of [hetero] preload ended, and its worker processes with it.")
-            unread = []
-            while self.activity_queue._reader.poll():  # type: ignore[attr-defined]
-                unread.append(self.activity_queue._reader.recv())  # type: ignore[attr-defined]
-            self._make_queues(*unread)
-            self.workers = {}
-            for _ in range(self.parallelism):
-                self._spawn_worker()
-        super()._check_workers()  # type: ignore[no-untyped-call]
-
-
-def preload_setting() -> tuple[str, ...]:
-    """The modules of ``[hetero] preload``; none where each task starts a Python of its own.
-
-    :raises SettingsError: the option can't be read
-    """
-    if conf.getboolean("core", "execute_tasks_new_python_interpreter", fallback=False):
-        return ()
-    return parse_preload(conf.get(SECTION, "preload", fallback=default("preload")))
 
 
 class ReportPipe:

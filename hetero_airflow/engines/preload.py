@@ -1,9 +1,10 @@
 """Modules that are imported once, in a process from which the task processes are forked.
 
 ``[hetero] preload = torch,lightning``. Importing torch takes a task 1.4 s of computing and 150 MB; a fork has it
-already. The parent is the fork server of `multiprocessing`: a fresh process that imports the modules and does nothing
-else. The scheduler itself never imports them. When the fork server dies, its worker processes die too, since
-LocalExecutor takes them for dead; both start anew, and the recovery rules bring the tasks back.
+already. With Celery, the parent is the worker. With the engine local it is the fork server of `multiprocessing`: a
+fresh process that imports the modules and does nothing else. The scheduler itself never imports them. When the fork
+server dies, its worker processes die too, since LocalExecutor takes them for dead; both start anew, and the recovery
+rules bring the tasks back.
 
 A trial in a process of its own comes first, since an import may hang, end the process, or make it unusable for forks:
 
@@ -22,20 +23,38 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.settings import SECTION
+from hetero_airflow.settings import SECTION, default
 
 VARIABLE = "HETERO_AIRFLOW_PRELOAD"
 """Environment variable that gives the fork server the names, separated by commas."""
 
+LOADED = (
+    "hetero_airflow.engines.host.local_worker",
+    "airflow.sdk.execution_time.supervisor",
+    "hetero_airflow.supervisor.coordinator",  # this layer knows only its name, as the configuration does
+)
+"""What each process of a task imports anyway."""
+
+TASK_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""What the process has that imports the modules, and its forks."""
+
+PRELOADING = ("local", "celery")
+"""The engines that fork the processes of tasks."""
+
+CANNOT_PRELOAD = "hetero_airflow can't preload %s: %s. Tasks run without. Correct [hetero] preload."
+
 TRIAL_TIMEOUT_S = 120.0
 
 FORKS_TO_A_TASK = 2
-"""The fork server forks a worker process of LocalExecutor, and that forks the process of a task."""
+"""The fork server forks a worker process of LocalExecutor, and a Celery worker one of its pool; that forks the process
+of a task."""
 
 _NOT_INITIALISED = 3
 """What libcuda answers before `cuInit`: CUDA_ERROR_NOT_INITIALIZED."""
@@ -62,25 +81,79 @@ def parse_preload(text: str) -> tuple[str, ...]:
     return names
 
 
-def preload_problem(names: Sequence[str], timeout_s: float = TRIAL_TIMEOUT_S) -> str:
-    """Why these modules can't be preloaded; empty if they can. Imports them in a new process, and takes as long."""
-    command = [sys.executable, "-m", __name__, *names]
-    try:
-        done = subprocess.run(
+def preload_setting() -> tuple[str, ...]:
+    """The modules of ``[hetero] preload``; none where each task starts a Python of its own.
+
+    :raises SettingsError: the option can't be read
+    """
+    from airflow.configuration import conf  # the command line reads names without Airflow
+
+    if conf.getboolean("core", "execute_tasks_new_python_interpreter", fallback=False):
+        return ()
+    return parse_preload(conf.get(SECTION, "preload", fallback=default("preload")))
+
+
+class PreloadTrial:
+    """Imports the modules in a new process, beside this one.
+
+    :param timeout_s: what takes longer does not suit
+    """
+
+    def __init__(self, names: Sequence[str], timeout_s: float = TRIAL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._until = time.monotonic() + timeout_s
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  it is closed at the end of the process
+        command = [sys.executable, "-m", __name__, *names]
+        self._process = subprocess.Popen(
             command,
             env=_environment(names),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
         )
-    except subprocess.TimeoutExpired:
-        return f"their import did not end within {timeout_s:g} s"
-    with suppress(ValueError, IndexError):
-        problem = json.loads(done.stdout.splitlines()[-1])
-        if isinstance(problem, str):
-            return problem
-    return f"the process that imported them ended with {done.returncode}: {done.stderr.strip()[-300:]}"
+
+    def problem(self) -> str | None:
+        """Why the modules can't be preloaded; empty if they can, None as long as that is not known."""
+        code = self._process.poll()
+        if code is None:
+            if time.monotonic() < self._until:
+                return None
+            self.end()
+            return f"their import did not end within {self._timeout_s:g} s"
+        self._output.seek(0)
+        lines = self._output.read().splitlines()
+        self._output.close()
+        for line in reversed(lines):
+            with suppress(ValueError):
+                problem = json.loads(line)
+                if isinstance(problem, str):
+                    return problem
+        return f"the process that imported them ended with {code}: {' '.join(lines)[-300:]}"
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+
+
+def preload_problem(names: Sequence[str], timeout_s: float = TRIAL_TIMEOUT_S) -> str:
+    """Why these modules can't be preloaded; empty if they can. Imports them in a new process, and takes as long."""
+    trial = PreloadTrial(names, timeout_s)
+    while (problem := trial.problem()) is None:
+        time.sleep(0.05)
+    return problem
+
+
+def installed_packages() -> frozenset[tuple[str, str]]:
+    """The packages that Python finds, with their versions: (folder, name of the package's own folder)."""
+    found = set()
+    for folder in sys.path:
+        with suppress(OSError):
+            found |= {
+                (folder, name) for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))
+            }
+    return frozenset(found)
 
 
 def prepare_environment(names: Sequence[str]) -> None:
@@ -89,11 +162,14 @@ def prepare_environment(names: Sequence[str]) -> None:
 
 
 def _environment(names: Sequence[str]) -> dict[str, str]:
-    return {**os.environ, VARIABLE: ",".join(names), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return {**os.environ, VARIABLE: ",".join(names), **TASK_VARIABLES}
 
 
-def preload(names: Sequence[str]) -> None:
-    """Import the modules in this process, the fork server, and let the processes of tasks draw other random numbers."""
+def preload(names: Sequence[str], *, dies_with_parent: bool = True) -> None:
+    """Import the modules in this process, and let the processes of tasks draw other random numbers.
+
+    :param dies_with_parent: whether the forks of this process end with it, also when it is killed
+    """
     for name in names:
         import_module(name)
     gc.collect()
@@ -103,7 +179,7 @@ def preload(names: Sequence[str]) -> None:
     def count_fork() -> None:
         nonlocal forks
         forks += 1
-        if forks == 1:
+        if forks == 1 and dies_with_parent:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         elif forks == FORKS_TO_A_TASK:
             reseed()

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_airflow import LocalAirflow
+from local_airflow import ColdAirflow, LocalAirflow
 
+from tests.celery_fleet import running_fleet
 from tests.system.conftest import QUICK
 
 DAGS = Path(__file__).parent / "preload_dags"
 PSS_BAR_MB = 130
-SETTINGS = {**QUICK, "AIRFLOW__HETERO__PRELOAD": "torch", "AIRFLOW__CORE__PARALLELISM": "4"}
+PARALLELISM = 4
+SETTINGS = {**QUICK, "AIRFLOW__HETERO__PRELOAD": "torch", "AIRFLOW__CORE__PARALLELISM": str(PARALLELISM)}
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +24,26 @@ def airflow(tmp_path_factory):
         yield made
 
 
+def is_fork_server(process):
+    try:
+        return "multiprocessing.forkserver" in " ".join(process.cmdline())
+    except psutil.Error:  # a worker process that has ended
+        return False
+
+
 def fork_server(airflow):
-    children = psutil.Process(airflow.pid("scheduler")).children()
-    (server,) = [child for child in children if "multiprocessing.forkserver" in " ".join(child.cmdline())]
+    """The fork server, once it has worker processes: the scheduler does not wait for the trial of the modules."""
+
+    def ready():
+        children = psutil.Process(airflow.pid("scheduler")).children()
+        return [child for child in children if is_fork_server(child) and len(child.children()) == PARALLELISM]
+
+    (server,) = airflow.wait_until(ready, "the fork server to have its worker processes")
     return server
 
 
 def test_torch_costs_a_task_nothing_and_its_random_numbers_are_its_own(airflow):
+    fork_server(airflow)
     run_id = airflow.trigger("preloaded")
     assert airflow.wait_for_run("preloaded", run_id) == "success"
     seen = [airflow.xcom("preloaded", run_id, "look", number) for number in range(2)]
@@ -48,3 +63,16 @@ def test_tasks_go_on_after_the_fork_server_was_killed(airflow):
     assert airflow.wait_for_run("preloaded", run_id) == "success"
     assert fork_server(airflow).pid != before.pid
     assert {task["try_number"] for task in airflow.tasks("preloaded", run_id)} == {1}
+
+
+def test_a_celery_worker_imports_torch_once(tmp_path, make_postgres_database, monkeypatch):
+    monkeypatch.setattr(LocalAirflow, "make_starter", ColdAirflow)  # a warm one has imported Airflow's commands before
+    with running_fleet(tmp_path, DAGS, make_postgres_database(), {"w1": ""}, SETTINGS) as fleet:
+        fleet.add_plain("w0")
+        run_id = fleet.airflow.trigger("preloaded")
+        assert fleet.airflow.wait_for_run("preloaded", run_id) == "success"
+        seen = [fleet.airflow.xcom("preloaded", run_id, "look", number) for number in range(2)]
+        assert [row["was_loaded"] for row in seen] == [True, True]
+        assert seen[0]["drawn"] != seen[1]["drawn"]
+        assert fleet.airflow.xcom("preloaded", run_id, "plain") is True
+        assert "Tasks start with torch imported." in fleet.log("w1")

@@ -16,7 +16,9 @@ from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.setup.checks import Finding
 from hetero_airflow.contract.execution_api import find_problem
+from hetero_airflow.engines.preload import PRELOADING, preload_problem, preload_setting
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, SettingsError
+from hetero_airflow.settings import SECTION, default
 from hetero_airflow.store.sql.lease_trial import try_lease
 from hetero_airflow.store.sql.worker_keys import grant_signer
 
@@ -39,6 +41,7 @@ def trials(engine: Engine) -> Iterator[Finding]:
             cost,
         )
     yield _api_server()
+    yield from _preload()
 
 
 def _trial(subject: str, attempt: Callable[[], None], done: str, cost: str) -> Finding:
@@ -77,6 +80,23 @@ def _save_and_read() -> None:
         if isinstance(store, FilesystemStore):
             with suppress(OSError):  # another check uses the folder
                 (store.root / _FOLDER).rmdir()
+
+
+def _preload() -> Iterator[Finding]:
+    """Nothing without preload, and for an option that can't be read, which is a finding of `check_options`."""
+    subject = "[hetero] preload"
+    engine = conf.get(SECTION, "engine", fallback=default("engine"))
+    with suppress(SettingsError):
+        names = preload_setting()
+        if names and engine not in PRELOADING:
+            remedy = f"Leave it out; it works with engine = {' or '.join(PRELOADING)}"
+            yield Finding(
+                subject, f"no effect with engine = {engine}", remedy, "tasks import the modules", is_advice=True
+            )
+        elif names:
+            problem = preload_problem(names)
+            remedy = "Correct the option; this host may also lack what the workers have" if problem else ""
+            yield Finding(subject, problem or f"{', '.join(names)} can be preloaded here", remedy, "tasks run without")
 
 
 def _api_server() -> Finding:

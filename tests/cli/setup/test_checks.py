@@ -251,6 +251,28 @@ def test_a_check_records_the_key_for_grants_and_finds_that_of_another_installati
     assert f"remove {KEY} from it and run `airflow hetero config --check`" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("engine", "names", "found"),
+    [
+        ("local", "json", "json can be preloaded here"),
+        ("celery", "json,no_such_module", "the import of no_such_module raised ModuleNotFoundError"),
+        ("edge", "json", "no effect with engine = edge"),
+    ],
+)
+def test_a_check_tries_what_is_to_be_preloaded(monkeypatch, engine, names, found):
+    monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
+    monkeypatch.setenv("AIRFLOW__HETERO__PRELOAD", names)
+    (finding,) = trials._preload()
+    assert finding.found.startswith(found)
+    assert finding.is_ok is ("can be" in found)
+
+
+@pytest.mark.parametrize("names", ["", "no name"])
+def test_without_preload_nothing_is_tried(monkeypatch, names):
+    monkeypatch.setenv("AIRFLOW__HETERO__PRELOAD", names)
+    assert list(trials._preload()) == []
+
+
 def test_the_folder_of_another_trial_stays(folder):
     (folder / "hetero_check" / "trial-1").mkdir(parents=True)
     trials._save_and_read()
