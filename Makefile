@@ -105,7 +105,7 @@ bench-pools: $(VENV)/.installed  ## measure 60 jobs under Airflow's pools with G
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_pools.py
 
 bench-preload: $(VENV)/.installed  ## measure eight small torch tasks with and without preload, in turns
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_preload.py
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_preload.py
 
 bench-page: $(VENV)/.installed  ## measure what the page's routes cost: 1,000 workers with 8 devices, 10,000 waiting
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tests/benchmarks/bench_page.py

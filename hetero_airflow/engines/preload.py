@@ -38,9 +38,11 @@ VARIABLE = "HETERO_AIRFLOW_PRELOAD"
 LOADED = (
     "hetero_airflow.engines.host.local_worker",
     "airflow.sdk.execution_time.supervisor",
-    "hetero_airflow.supervisor.coordinator",  # this layer knows only its name, as the configuration does
+    "airflow.dag_processing.dagbag",
+    "hetero_airflow.supervisor.coordinator",  # this layer knows only the names of these two, as the configuration does
+    "hetero_airflow.operators",
 )
-"""What each process of a task imports anyway."""
+"""What each process of a task imports anyway: for itself, and to read its DAG's file."""
 
 TASK_VARIABLES = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """What the process has that imports the modules, and its forks."""

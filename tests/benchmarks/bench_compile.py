@@ -102,10 +102,9 @@ class Task:
         place = CheckpointPlace(url=self._folder.as_uri(), path="bench/compile/run/-1", token=self._token)
         lease = a_task_lease(simulated=True)
         environment = {
-            **os.environ,
+            **{variable: value for variable, value in os.environ.items() if variable != CACHE_VARIABLE},
             CHECKPOINT_VARIABLE: place.model_dump_json(),
             LEASE_VARIABLE: lease.model_dump_json(),
-            CACHE_VARIABLE: "",
             TASK_SECRET_VARIABLE: "of this task",
         }
         command = [sys.executable, "-c", TRAINING, name, way, str(expected), str(steps)]

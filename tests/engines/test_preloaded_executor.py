@@ -14,7 +14,7 @@ COUNT = 2
 
 
 class SlowTrial:
-    """Knows nothing until it is told."""
+    """Has no answer until the test gives it one."""
 
     made = 0
     answer: str | None = None

@@ -52,7 +52,8 @@ def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
     write_dags_of("docs/compute.md", home / "dags")
     (home / "dags/compiled.py").write_text(COMPILED)
-    settings = {**QUICK, "TORCHINDUCTOR_CACHE_DIR": ""}  # tests set it, and then nothing is kept
+    own = f"{home}/torchinductor_root"  # as torch names its folder; where another one is set, nothing is kept
+    settings = {**QUICK, "TORCHINDUCTOR_CACHE_DIR": own}
     with LocalAirflow(home, home / "dags", simulated="nvidia/h100-80gb:1", settings=settings) as made:
         yield made
 

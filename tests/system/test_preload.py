@@ -9,6 +9,7 @@ import pytest
 from local_airflow import ColdAirflow, LocalAirflow
 
 from tests.celery_fleet import running_fleet
+from tests.fork_servers import fork_servers
 from tests.system.conftest import QUICK
 
 DAGS = Path(__file__).parent / "preload_dags"
@@ -24,19 +25,11 @@ def airflow(tmp_path_factory):
         yield made
 
 
-def is_fork_server(process):
-    try:
-        return "multiprocessing.forkserver" in " ".join(process.cmdline())
-    except psutil.Error:  # a worker process that has ended
-        return False
-
-
 def fork_server(airflow):
-    """The fork server, once it has worker processes: the scheduler does not wait for the trial of the modules."""
+    """The fork server, once it has its worker processes."""
 
     def ready():
-        children = psutil.Process(airflow.pid("scheduler")).children()
-        return [child for child in children if is_fork_server(child) and len(child.children()) == PARALLELISM]
+        return fork_servers(airflow.pid("scheduler"), PARALLELISM)
 
     (server,) = airflow.wait_until(ready, "the fork server to have its worker processes")
     return server
