@@ -1,6 +1,7 @@
 """The engine for one host: Airflow's LocalExecutor.
 
-Only this module knows LocalExecutor's queues and keys, because Airflow 3.4 changes them.
+Only this module, `host_executor` and `preloaded_executor` know LocalExecutor's queues and keys, because Airflow 3.4
+changes them.
 """
 
 import signal

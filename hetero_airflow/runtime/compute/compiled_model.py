@@ -67,7 +67,7 @@ class Known(BaseModel):
     warm_s: float | None = Field(default=None, ge=0)
     """What they took in addition with the compiled code of an earlier run."""
     trials: int = Field(default=0, ge=0)
-    """Runs that have ended in their first compiled steps, one after the other."""
+    """Runs that have ended in their first compiled steps, one after the other; `MAX_TRIALS` if compiling failed."""
     bundle: Bundle | None = None
 
 
@@ -106,7 +106,7 @@ def decide(known: Known, steps: int, *, is_warm: bool) -> tuple[bool, str]:
     if known.eager_s is None:
         return False, "it is measured without that first"
     if known.trials >= MAX_TRIALS:
-        return False, f"{known.trials} earlier runs ended in their first compiled steps"
+        return False, f"{known.trials} earlier runs ended in their first compiled steps, or compiling failed"
     if known.compiled_s is None:
         is_worth = known.work_s + steps * known.eager_s >= TRIAL_WORK_S
         return is_worth, "to measure it" if is_worth else f"its runs have less than {TRIAL_WORK_S:.0f} s of work so far"
